@@ -212,6 +212,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             **given("baseline", "margin", "speed_margin"),
             sequential=bool(stop.ends_cells or stop.seconds or values["minimize"]),
             confirm=stop.decided and stop.confirm,
+            speed=stop.speed,
             screens=stop.decided and not stop.equivalence,
         ),
         stop=stop,

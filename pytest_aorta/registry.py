@@ -5,10 +5,12 @@ Payloads are checked by hand and not by pydantic: the rules are few, and collect
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from pytest_aorta.common.cache import cache_folder
 from pytest_aorta.settings import OPTION, RequestError
 
 EnvironmentKind = Literal["docker", "venv", "rocm", "local"]
@@ -97,6 +100,43 @@ class WorkloadEntry:
     target: str
     source_package: str
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+#: Of an environment that is given by its packages: the beginning of its name, and where it comes from.
+INLINE_PREFIX, INLINE = "uv:", "inline"
+
+
+def requirements_of(name: str) -> list[str]:
+    """What is installed in the inline environment ``uv:REQUIREMENT REQUIREMENT...``; paths are absolute."""
+    words = name.removeprefix(INLINE_PREFIX).split()
+    return [os.path.abspath(word) if os.sep in word and os.path.exists(word) else word for word in words]
+
+
+def environment_label(name: str) -> str:
+    """The name of an environment in those of cells: ``numpy==1.26+scipy`` of ``uv:numpy==1.26 scipy``."""
+    if not name.startswith(INLINE_PREFIX):
+        return name
+    return "+".join(os.path.basename(word.rstrip("/")) for word in name.removeprefix(INLINE_PREFIX).split())
+
+
+def inline_environment(name: str) -> Environment:
+    """A virtual environment in the user's cache folder, of its own for these packages and this interpreter.
+
+    It need not be there. Of a package in a folder or a file, its content counts.
+    """
+    requirements = requirements_of(name)
+    if not requirements:
+        raise RegistryError(f"environment {name!r}: it names no package, as in {INLINE_PREFIX}numpy==1.26")
+    known = hashlib.sha256(f"{sys.version}\n{sys.base_prefix}\n".encode())
+    for requirement in sorted(requirements):
+        path = Path(requirement.rpartition("file://")[2])
+        files = [path, *(path.rglob("*") if path.is_dir() else ())] if os.sep in requirement and path.exists() else []
+        known.update(f"{requirement}\n".encode())
+        for file in sorted(files):
+            if file.is_file() and file.suffix != ".pyc":
+                known.update(f"{file}\n".encode() + file.read_bytes())
+    folder = cache_folder() / "environments" / known.hexdigest()[:16]
+    return Environment(name, venv=str(folder), source_package=INLINE)
 
 
 class RegistryError(RequestError):
@@ -563,7 +603,12 @@ class Registry:
         return found
 
     def environment(self, name: str) -> Environment:
-        """The environment; of the plugins, at most the one that offers it is imported."""
+        """The environment; of the plugins, at most the one that offers it is imported.
+
+        ``uv:REQUIREMENT...`` is one with these packages, whatever is registered.
+        """
+        if name.startswith(INLINE_PREFIX) and name not in self._offers["environments"]:
+            return inline_environment(name)
         found: Environment = self._get("environments", name)
         return found
 

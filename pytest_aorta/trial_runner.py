@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,10 +126,10 @@ class TrialRunner:
             return None
         from pytest_aorta.launch.engine import ResumedTrial
 
-        record = self.store.kept(paths, lambda record: self._changes(spec, record, timeout))
+        record = self.store.kept(paths, lambda record: self._changes(spec, paths, record, timeout))
         return None if record is None else ResumedTrial(spec, record)
 
-    def _changes(self, spec: TrialSpec, record: TrialResult, timeout: float | None) -> list[str]:
+    def _changes(self, spec: TrialSpec, paths: TrialPaths, record: TrialResult, timeout: float | None) -> list[str]:
         try:
             cell = self.check(spec, timeout)
         except Exception:
@@ -137,17 +137,30 @@ class TrialRunner:
         if cell is None:  # the trial's record will explain it
             return ["its cell cannot be prepared now"]
         request, earlier = cell.request(spec), parts_of(record)
-        if fingerprint(request) == record.request_fingerprint:
-            if unknown := _cannot_be_known(spec, cell.info.config, earlier):
-                return [unknown]
-            return changed_files(later := earlier.get(IMPORTED_LATER, {}), cell.info.digests_now(later))
 
         def installed(digest: str) -> Mapping[str, str] | None:
             listing = cell.info.packages or {}
             versions: Mapping[str, str] = listing.get("versions", {})
             return versions if listing.get("digest") == digest else self.store.packages(digest)
 
-        return differences(earlier, request, installed) or [UNKNOWN]
+        def concerning(changed: Collection[str]) -> Collection[str]:
+            """Of what has been installed or removed since, what the trials of the cell have imported."""
+            from pytest_aorta.trials.installed import concerned, site_packages
+
+            modules, venv = self.store.imported_modules(paths), spec.environment.venv
+            is_here = spec.environment.docker is None and bool(modules)
+            own = "" if is_command(spec.workload.target) else spec.workload.source_package.partition(" ")[0]
+            return concerned(changed, modules, site_packages(venv), own) if is_here else changed
+
+        if fingerprint(request) != record.request_fingerprint:
+            if changed := differences(earlier, request, installed, concerning):
+                return changed
+            same = {**request, **{name: earlier.get(name) for name in ("packages",) if name in request}}
+            if fingerprint(same) != record.request_fingerprint:
+                return [UNKNOWN]
+        if unknown := _cannot_be_known(spec, cell.info.config, earlier):
+            return [unknown]
+        return changed_files(later := earlier.get(IMPORTED_LATER, {}), cell.info.digests_now(later))
 
     def start(
         self, spec: TrialSpec, paths: TrialPaths, deadline: float | None = None, *, urgent: bool = True

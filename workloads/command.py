@@ -34,7 +34,7 @@ from pytest_aorta.trials.command_line import (
     takes_hash_seed,
     words_of,
 )
-from pytest_aorta.trials.execution import HASH_SEED, TRIAL_DIR, TRIAL_SEED
+from pytest_aorta.trials.execution import HASH_SEED, TRIAL_DIR, TRIAL_SEED, start_folder
 from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, checked_metric, checked_regex, checked_source
 from pytest_aorta.trials.workload import CommandResult, Workload
 
@@ -76,6 +76,7 @@ class Command(Workload):
                 says such a value.
             depends: files and folders whose change makes a result stale, besides those that can be found.
             observe: none, exits or full, see docs/command.md; auto for full where a launcher starts ranks, else exits.
+            stdin: a file that is its standard input; none by default.
             unbuffered: whether Python programs write their output at once (``PYTHONUNBUFFERED``), unless that variable
                 is set.
         """
@@ -91,6 +92,7 @@ class Command(Workload):
         fail_on_nonfinite: bool = False
         depends: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = ()
         observe: Literal["auto", "none", "exits", "full"] = "auto"
+        stdin: str = ""
         unbuffered: bool = True
 
     config: Config
@@ -112,8 +114,10 @@ class Command(Workload):
         self._started = time.perf_counter()
         self._folder = Path(os.environ[TRIAL_DIR]).parent
         self._observed = self._how_observed()
-        words = runnable(start, os.environ.get("PATH", os.defpath))
-        self._process = CommandProcess(words, self._variables(start), may_fork=self._observed != "none")
+        program = runnable(start, os.environ.get("PATH", os.defpath))
+        stdin = os.path.join(start_folder(), self.config.stdin) if self.config.stdin else None
+        may_fork = self._observed != "none"
+        self._process = CommandProcess(program, self._variables(start), stdin, may_fork=may_fork)
 
     def _how_observed(self) -> str:
         if not catches(os.getpid(), STACK_SIGNAL):  # as the process of a trial does, and pytest's own does not
@@ -169,7 +173,8 @@ class Command(Workload):
     @classmethod
     def data_files(cls, config: Config) -> list[str]:
         """The scripts and configurations that it names, and what ``depends`` does."""
-        return [*files_in(words_of(config.command)), *config.depends]
+        given = [config.stdin] if config.stdin else []
+        return [*files_in(words_of(config.command)), *given, *config.depends]
 
     @classmethod
     def aorta_description(cls, config: Config) -> dict[str, Any]:
@@ -177,7 +182,6 @@ class Command(Workload):
         words = words_of(config.command)
         script = script_of(words)
         python = shutil.which(words[0]) if is_python(words[0]) else None
-        warnings = []
-        if python is not None and os.path.dirname(python) != os.path.dirname(sys.executable):
-            warnings.append(f"the command runs in {python}; the packages in the record are those of {sys.executable}")
-        return {"source": None if script is None else os.path.abspath(script), "config_warnings": warnings}
+        is_ours = python is None or os.path.dirname(python) == os.path.dirname(sys.executable)
+        source = None if script is None else os.path.abspath(script)
+        return {"source": source, "interpreter": None if is_ours else python}

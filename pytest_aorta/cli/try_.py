@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import math
 import os
 import re
+import select
 import shlex
 import signal
+import stat
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,8 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import psutil
 
+from pytest_aorta.cli.activity import Activity
+from pytest_aorta.common.cache import cache_folder
 from pytest_aorta.common.texts import counted, duration_text, first_names, one_line, read_tail
 from pytest_aorta.registry import BUILTIN_MITIGATIONS
 from pytest_aorta.runtime.resources.devices import find_devices
@@ -34,11 +40,14 @@ from pytest_aorta.trials.output import guessed_options, plain_line
 #: Runs that are enough: if some have failed, and if none has.
 _ENOUGH, _MOST = 4, 20
 
-#: How many times as long as for all runs is waited for the first one.
+#: How many times as long as for all runs is waited for a first one that goes on printing, and for its start.
 _FIRST = 5
 
-#: Seconds after which a first run hangs that says nothing and uses less than this share of a core.
-_SILENCE, _IDLE = 5.0, 0.05
+#: Runs that show whether a first one hangs that has waited all the time: one of them ends, or none does.
+_OTHERS = 4
+
+#: Seconds between two looks at what the processes do, of what is said of them, and for the end of a pipe.
+_LOOK, _WINDOW, _PIPE = 0.5, 10.0, 5.0
 
 #: A run that takes so many times as long as the longest one that has ended by itself hangs; and seconds at least, or
 #: where none has.
@@ -49,6 +58,12 @@ _MOST_FILES, _MOST_BYTES = 2000, 50 * 2**20
 
 #: Bytes of the output that are looked at for steps.
 _LOOKED_AT = 2**20
+
+#: Ends of a metric in which two groups are looked for.
+_FEWEST_IN_GROUPS = 6
+
+#: Exceptions that say that something is not there.
+_MISSING = ("ModuleNotFoundError", "FileNotFoundError", "CommandNotFound")
 
 #: Trials of a cell, and candidates on a CPU and on GPUs.
 _FEWEST_TRIALS, _MOST_TRIALS, _CANDIDATES, _CANDIDATES_ON_GPU = 20, 300, 3, 5
@@ -105,28 +120,39 @@ _CANDIDATES_OF = (
 @click.command("try", context_settings={"allow_interspersed_args": False})
 @click.option("--yes", is_flag=True, help="Run the line that is found, without being asked.")
 @click.option(
-    "--time", "looking", default="1m", metavar="SEC", help="How long to look (default 1m), once a run has ended."
+    "--time", "looking", default="1m", metavar="SEC", help="How long to look (default 1m), once a run has begun."
 )
 @click.option("--timeout", metavar="SEC", help="A run that takes longer hangs (default: from the first runs).")
+@click.option(
+    "--stdin", "stdin", metavar="FILE", help="Standard input of each run (default: what is piped here, else nothing)."
+)
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENT]...")
-def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None) -> None:
+def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None, stdin: str | None) -> None:
     """pytest-aorta try -- python train.py --steps 40. Ctrl-C ends the looking, and keeps what was seen."""
     command = words[0] if len(words) == 1 and " " in words[0] else shlex.join(words)
     _checked("the command", checked_command, command)
     if problem := program_not_found(words_of(command), os.environ.get("PATH", os.defpath)):
         raise RequestError(f"the command {shown_command(command)}: {problem}")
     limits = _checked("--time", seconds, looking), _checked("--timeout", seconds, timeout) if timeout else None
+    if stdin is not None and not os.path.isfile(stdin):
+        raise RequestError(f"--stdin {stdin!r}: there is no such file in {os.getcwd()}")
+    given, note = (stdin, "") if stdin is not None else _piped()
+    if note:
+        click.echo(note, err=True)
     with tempfile.TemporaryDirectory(prefix="aorta-try-") as folder:
-        found = _Look(command, Path(folder), *limits)
+        found = _Look(command, Path(folder), *limits, given)
         found.run()
         click.echo("\n".join(found.lines()))
         if not found.trials:
-            raise SystemExit(1)
+            raise SystemExit(143 if found.is_terminated else 1)
         arguments, lines = _measurement(found)
     click.echo("\n".join(("", *lines)))
+    if found.is_terminated:
+        raise SystemExit(143)
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty() and click.confirm("Run it?")):
         return
     sys.stdout.flush()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with _ended(subprocess.Popen([sys.executable, "-m", "pytest", *arguments])) as pytest:
         while pytest.poll() is None:
             with contextlib.suppress(KeyboardInterrupt):  # pytest has got it as well, and says what it has
@@ -138,13 +164,45 @@ def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None) -
 @contextlib.contextmanager
 def _ended(pytest: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """Of a pytest that does not outlive this process, which may be told to end as well."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield pytest
     finally:
         if pytest.poll() is None:
             pytest.terminate()  # it ends in order
         pytest.wait()
+
+
+def _piped() -> tuple[str | None, str]:
+    """The file with what was piped to standard input, which each run gets; ``None`` for nothing. And what to say.
+
+    A pipe is read once: what comes from it is kept in the user's cache folder, for the line that is proposed as well.
+    """
+    try:
+        mode = os.fstat(0).st_mode
+        if stat.S_ISREG(mode):
+            path = os.readlink("/proc/self/fd/0")
+            return (path, "") if os.path.isfile(path) else (None, "")
+        if not stat.S_ISFIFO(mode):
+            return None, ""
+        chunks: list[bytes] = []
+        while select.select([0], [], [], _PIPE if chunks else 0)[0]:
+            if not (chunk := os.read(0, 2**16)):
+                break
+            chunks.append(chunk)
+        else:
+            if chunks:
+                return None, (
+                    f"Standard input is not passed on: it is a pipe that has not ended within {_PIPE:g} s. "
+                    "--stdin FILE gives each run a file."
+                )
+    except OSError:
+        return None, ""
+    if not (content := b"".join(chunks)):
+        return None, ""
+    kept = cache_folder() / "stdin" / hashlib.sha256(content).hexdigest()[:16]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(content)
+    return str(kept), ""
 
 
 def _checked(name: str, reader: Reader, text: str) -> Any:
@@ -157,33 +215,68 @@ def _checked(name: str, reader: Reader, text: str) -> Any:
 class _Look:
     """Runs of a command, by pytest: one as it is, then more of them with what the first one has shown.
 
+    A run hangs when it takes longer than the user has said, or many times as long as one that has ended by itself. As
+    long as none has, it is only said what a run does.
+
     Attributes:
         trials, bad, lost: those that say something about it, of these those that have failed, or passed in spite of a
             NaN that they have printed; and those that have not come to their work.
         signs, parts: as of ``_CANDIDATES_OF``; ``parts`` once all runs have ended.
         options: with which all but the first are run.
         timeout: that of the user, in seconds.
+        is_terminated: whether this process was told to end by SIGTERM.
     """
 
-    def __init__(self, command: str, folder: Path, looking: float, timeout: float | None) -> None:
+    def __init__(
+        self, command: str, folder: Path, looking: float, timeout: float | None, stdin: str | None = None
+    ) -> None:
         self.command, self.timeout, self.launcher = command, timeout, launcher_in(command)
+        self.stdin = stdin and os.path.abspath(stdin)
         self.options: dict[str, str] = {}
         self.trials: list[RecordedTrial] = []
         self.bad: list[RecordedTrial] = []
         self.lost: list[RecordedTrial] = []
         self.signs: set[str] = set()
         self.parts: set[str] = set()
+        self.is_terminated = False
         self._folder, self._looking, self._began = folder, looking, time.monotonic()
-        self._is_over = self._is_idle = False
+        self._is_over = self._is_interrupted = False
+        #: What a run does that has not ended, how long that was seen, and whether it waits.
+        self._doing, self._waited, self._is_stuck = "", 0.0, False
+        #: Runs that a deadline has ended while they computed, by their files.
+        self._computed: set[str] = set()
         self._said = ""
 
     def run(self) -> None:
+        def terminate(number: int, frame: object) -> None:
+            self.is_terminated = True
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGTERM, terminate)
         self._pytest("first", {"timeout": f"{self.timeout:g}"} if self.timeout else {}, most=1)
+        if self._is_stuck and not self._is_interrupted:
+            # Does another one end? Only then does this one hang.
+            self._began = time.monotonic()
+            self._pytest("others", {"timeout": f"{_TIMEOUT}s"}, most=_OTHERS)
+        self._is_over = self._is_interrupted
         self.options = {**self.options_of_trials(), **self._guessed()}
-        if not self._is_over and (self._is_idle or self.trials):
+        if not self._is_over and (self.seconds or (self.timeout and self.trials) or self.lost):
+            if self._doing:
+                self._began = time.monotonic()
             self._pytest("more", self.options, most=_MOST)
             self.options |= {**self._guessed(), **self.options}
         self._show("")
+        self._judge()
+
+    def _judge(self) -> None:
+        """What the runs say, once all have ended."""
+        if self.timeout is None:
+            cut = [each for each in self.trials if each.facts.outcome == "timeout" and not self._hangs(each)]
+            self.trials = [trial for trial in self.trials if trial not in cut]
+            self.bad = [trial for trial in self.bad if trial not in cut]
+        could_not = [trial for trial in self.trials if not_able(trial.record, self._folder)]
+        if len(could_not) == len(self.trials):  # the same in every run: it cannot run here, or like this
+            self.lost, self.trials, self.bad = [*could_not, *self.lost], [], []
         for trial in self.bad:
             said = {"nan", "oom"}.intersection(trial.facts.detected)
             crashed = (trial.record.get("failure") or {}).get("signal")
@@ -203,10 +296,15 @@ class _Look:
         vendor, used = find_devices().vendor, [_output(record).get("devices") for record in records]
         self.parts |= {"gpu", vendor} if vendor != "none" and (any(used) or None in used) else {"cpu"}
 
+    def _hangs(self, trial: RecordedTrial) -> bool:
+        """Whether a deadline that has ended a run was long enough, by those that have ended by themselves."""
+        limit = trial.record["request"]["limits"]["timeout"]
+        return bool(self.seconds) and limit is not None and limit >= _TIMES_LONGER * min(self.seconds)
+
     def _pytest(self, name: str, options: Mapping[str, str], most: int) -> None:
         results, before = self._folder / name, [*self.trials, *self.lost]
         given = {"command": self.command, "trials": str(most), "mitigations": "none", **options}
-        words = [*_words(given), f"--aorta-results-dir={results}", "-p", "no:cacheprovider"]
+        words = [*_words(given), *self.stdin_words, f"--aorta-results-dir={results}", "-p", "no:cacheprovider"]
         log = self._folder / f"{name}.log"
         with log.open("wb") as output:
             started = subprocess.Popen(
@@ -214,45 +312,78 @@ class _Look:
             )
         with _ended(started) as pytest:
             try:
-                self._watch(pytest, results, before, is_first=most == 1)
+                self._watch(pytest, name, results, before)
             except KeyboardInterrupt:  # which pytest has got as well
-                self._is_over = True
+                self._is_over = self._is_interrupted = True
+                self._waited = time.monotonic() - self._began
             self._read(results, before)  # before what was running is ended
-        if not (self.trials or self.lost):
-            self._said = read_tail(log, 4000).strip()
-            if any(results.glob("*/trial_0/std*.log")):
-                self._said = "The first run has not ended: give it less to do, or more time (--time 10m)."
+            ended = pytest.poll()
+        if not (self.trials or self.lost or self._doing or self._is_interrupted):
+            tail = read_tail(log, 4000).strip()
+            self._said = f"It did not run: pytest ended with exit code {ended}" + (f":\n{tail}" if tail else ".")
+
+    @property
+    def stdin_words(self) -> list[str]:
+        return [f"--aorta-config=stdin={self.stdin}"] if self.stdin else []
 
     def _watch(
-        self, pytest: subprocess.Popen[bytes], results: Path, before: Sequence[RecordedTrial], is_first: bool
+        self, pytest: subprocess.Popen[bytes], name: str, results: Path, before: Sequence[RecordedTrial]
     ) -> None:
-        process, since, written, used = psutil.Process(pytest.pid), time.monotonic(), 0, 0.0
+        activity, asked, begun, written, wrote_at = Activity(pytest.pid), 0.0, None, 0, 0.0
         while pytest.poll() is None and not self._is_over:
-            self._read(results, before)
+            timed_out = self._read(results, before)
             now, failed, ended = time.monotonic(), len(self.bad), len(self.trials) + len(self.lost)
-            looking = self._looking if ended or self._is_idle else _FIRST * self._looking
-            self._is_over = ended >= (_ENOUGH if failed else _MOST) or now - self._began > looking
             self._show(f"{now - self._began:.0f}s: {ended} ended, {failed} failed (Ctrl-C: enough)")
-            if is_first and not self.timeout:  # a trial that neither writes nor computes does nothing any more
-                logs, computed = [*results.glob("*/trial_0/std*.log")], 0.0
-                size = sum(file.stat().st_size for file in logs)
-                for child in process.children(recursive=True):
-                    with contextlib.suppress(psutil.Error):
-                        computed += sum(child.cpu_times()[:2])
-                if size != written or computed - used > _IDLE * _SILENCE:
-                    since, written, used = now, size, computed
-                if now - since > _SILENCE and logs:
-                    self._is_idle = True
+            if now - asked > _LOOK:
+                activity.look()
+                asked = now
+            for file in timed_out:
+                if self.timeout is None and activity.computes(self.deadline):
+                    self._computed.add(file)
+            if name == "first":
+                size = sum(file.stat().st_size for file in results.glob("*/trial_0/std*.log"))
+                if begun is None and any(results.glob("*/trial_0")):
+                    begun = self._began = now
+                if size != written:
+                    written, wrote_at = size, now
+                # A run that has printed nothing yet has the whole time, and one that goes on printing has more.
+                goes_on = written and now - wrote_at < self._looking / 3
+                most = self._looking * (_FIRST if begun is None or goes_on else 1)
+                if now - self._began > most:
+                    self._give_up(activity, now - self._began, begun is not None, goes_on=bool(goes_on))
                     return
+            elif name == "others":
+                self._is_over = bool(self.seconds or self.lost) or now - self._began > max(_TIMEOUT, self._looking)
+            else:
+                self._is_over = ended >= (_ENOUGH if failed else _MOST) or now - self._began > self._looking
             time.sleep(0.1)
 
-    def _read(self, results: Path, before: Sequence[RecordedTrial]) -> None:
-        if len(list(results.glob("*/trial_*.json"))) <= len(self.trials) + len(self.lost) - len(before):
+    def _give_up(self, activity: Activity, waited: float, has_begun: bool, *, goes_on: bool) -> None:
+        """Wait no longer for the first run."""
+        self._waited = waited
+        if not has_begun:
+            load, cores = os.getloadavg()[0], os.cpu_count() or 1
+            self._doing = f"pytest has not started it yet (load {load:.0f} on {counted(cores, 'core')})"
             return
-        ended = [*before, *Results(results)]
-        self.trials = [trial for trial in ended if trial.facts.is_counted]
-        self.lost = [trial for trial in ended if not trial.facts.is_counted]
-        self.bad = [trial for trial in self.trials if trial.facts.is_failure or "nan" in trial.facts.detected]
+        self._doing, self._is_stuck = activity.now(min(waited / 2, _WINDOW))
+        if goes_on:
+            lines: list[str] = []
+            for log in sorted(self._folder.glob("first/*/trial_0/std*.log")):
+                lines += [line for line in map(plain_line, re.split(r"[\r\n]+", read_tail(log, 4000))) if line.strip()]
+            self._doing, self._is_stuck = f"it goes on printing, such as {_short(lines[-1] if lines else '')!r}", False
+
+    def _read(self, results: Path, before: Sequence[RecordedTrial]) -> list[str]:
+        """Look for runs that have ended; the files of new ones that a deadline has ended."""
+        known = [*self.trials, *self.lost]
+        if len(list(results.glob("*/trial_*.json"))) <= len(known) - len(before):
+            return []
+        ended = [each for each in (*before, *Results(results)) if each.facts.outcome != "interrupted"]
+        # A file that is missing in some runs only is how these fail.
+        self.trials = [each for each in ended if each.facts.is_counted or not_able(each.record, self._folder)]
+        self.lost = [trial for trial in ended if trial not in self.trials]
+        self.bad = [each for each in self.trials if each.record["exit_status"] != "ok" or "nan" in each.facts.detected]
+        new = [each for each in ended if each not in known and each.facts.outcome == "timeout"]
+        return [each.file for each in new]
 
     def _show(self, text: str) -> None:
         if sys.stderr.isatty():
@@ -274,8 +405,10 @@ class _Look:
     @property
     def deadline(self) -> float:
         """Of a trial, in seconds."""
+        if self.timeout is not None:
+            return self.timeout
         longest = _TIMES_LONGER * max(self.seconds) if self.seconds else _TIMEOUT
-        return math.ceil((self.timeout or max(longest, _SHORTEST_TIMEOUT)) / 5) * 5
+        return math.ceil(max(longest, _SHORTEST_TIMEOUT * _crowd()) / 5) * 5
 
     def options_of_trials(self) -> dict[str, str]:
         """Deadline and working directory, as options of pytest."""
@@ -289,15 +422,28 @@ class _Look:
 
     def lines(self) -> Iterator[str]:
         """What there is to say, with the first sentence first."""
-        why = one_line((self.lost[0].record.get("failure") or {}).get("message") or "") if self.lost else ""
+        why = ""
+        if self.lost:
+            record = self.lost[0].record
+            why = not_able(record, self._folder) or one_line((record.get("failure") or {}).get("message") or "")
         if not self.trials:
-            yield f"It did not run: {why}" if self.lost else self._said
+            if self.lost:
+                yield f"It did not run: {why}"
+            elif self._doing or self._is_interrupted:
+                how = "Stopped" if self._is_interrupted else "Still running"
+                doing = f": {self._doing}" if self._doing else ""
+                yield f"{how}; no run has ended within {duration_text(round(self._waited))}{doing}."
+                yield from self._next_steps()
+            else:
+                yield self._said
             return
         count, bad = len(self.trials), len(self.bad)
-        verbs = " or ".join(verb for sign, verb in _VERBS.items() if sign in self.signs)
+        verbs = " or ".join(self._verb(sign) for sign in _VERBS if sign in self.signs)
         places = {each.facts.failed_rank for each in self.bad}
         where = "" if None in places or len(places) != 1 else f", by rank {places.pop()}"
-        if not bad:
+        if not bad and (found := self.outcomes):
+            yield f"It did not fail in {counted(count, 'run')}, but has {found[1]} ({found[0]})."
+        elif not bad:
             yield f"It did not fail in {counted(count, 'run')}; its failure rate is below {below(rate_below(count))}."
         elif bad < count:
             yield f"It {verbs} sometimes: in {bad} of {counted(count, 'run')}{where}."
@@ -318,12 +464,8 @@ class _Look:
             rows.append(("steps", f"the last is {_range(steps)}{each}"))
         elif not {"metric", "metrics-from"}.intersection(self.options):
             rows.append(("steps", "no line was found that counts them (--aorta-metric would name it)"))
-        ends: dict[str, list[float]] = {}
-        for trial in self.trials:
-            for name, value in trial.record["result"].get("metrics", {}).items():
-                if isinstance(value, int | float) and name not in ("returncode", "seed"):
-                    ends.setdefault(name, []).append(value)
-        rows.append(("metrics", "; ".join(f"{name} ends at {_range(values)}" for name, values in ends.items())))
+        rows.append(("metrics", "; ".join(f"{name} ends at {_range(values)}" for name, values in self.ends.items())))
+        rows += [("stdin", f"each run reads {self.stdin}")] if self.stdin else []
         if self.written:
             shared = "a run may find what another has left (see --aorta-cwd)"
             own = "so that no run finds what another has left, each gets a copy of this folder"
@@ -343,6 +485,82 @@ class _Look:
             if text:
                 yield f"  {name:<8} {one_line(text)}"
 
+    def _verb(self, sign: str) -> str:
+        hung = [each.file for each in self.bad if each.facts.outcome == "timeout"]
+        if sign == "hang" and self._computed.issuperset(hung):  # slow, or in circles: who knows
+            return f"is not done within {self.deadline:g} s, while it computes,"
+        return _VERBS[sign]
+
+    def _next_steps(self) -> Iterator[str]:
+        again = "pytest-aorta try"
+        yield ""
+        yield f"To look longer:          {again} --time {duration_text(5 * self._looking)} -- {self.command}"
+        if self._is_stuck:
+            yield f"If that is a hang:       {again} --timeout {duration_text(_TIMEOUT)} -- {self.command}"
+
+    @property
+    def ends(self) -> dict[str, list[float]]:
+        """The last values of each metric, by its name."""
+        found: dict[str, list[float]] = {}
+        for trial in self.trials:
+            for name, value in trial.record["result"].get("metrics", {}).items():
+                if isinstance(value, int | float) and name not in ("returncode", "seed", "step_ms", "step_sec"):
+                    found.setdefault(name, []).append(value)
+        return found
+
+    @property
+    def outcomes(self) -> tuple[str, str] | None:
+        """A metric that ends in two groups of values: its name, and ``two outcomes: 0.841 in 9 runs, 0.859 in 6``."""
+        for name, values in self.ends.items():
+            if (groups := two_groups(values)) is not None:
+                (low, number), (high, others) = groups
+                digits = next((each for each in (3, 4, 6) if f"{low:.{each}g}" != f"{high:.{each}g}"), 15)
+                parts = f"{low:.{digits}g} in {counted(number, 'run')}, {high:.{digits}g} in {others}"
+                return name, f"two outcomes: {parts}"
+        return None
+
+
+def two_groups(values: Sequence[float]) -> tuple[tuple[float, int], tuple[float, int]] | None:
+    """Two values that numbers gather at, each with how many; ``None`` where they do not.
+
+    Each has two of them at least, and they are ten times as far apart as the numbers at one of them.
+    """
+    ordered = sorted(value for value in values if math.isfinite(value))
+    if len(ordered) < _FEWEST_IN_GROUPS:
+        return None
+    gap, place = max((high - low, place) for place, (low, high) in enumerate(itertools.pairwise(ordered), 1))
+    low, high = ordered[:place], ordered[place:]
+    widest = max(low[-1] - low[0], high[-1] - high[0])
+    if min(len(low), len(high)) < 2 or gap <= 10 * widest:
+        return None
+    return (statistics.median(low), len(low)), (statistics.median(high), len(high))
+
+
+#: The last line of a usage error, as argparse, optparse and click write it.
+_USAGE_ERROR = re.compile(r"^(?:\S+: error|Error): (?P<why>.+)$", re.MULTILINE)
+
+
+def not_able(record: Mapping[str, Any], folder: Path) -> str:
+    """Why a run could not come to its work, where that is the same in each run of its kind; else empty.
+
+    A file or module that is missing, or a wrong command line. ``folder``: in which the logs of the run are, somewhere.
+    """
+    failure = record.get("failure") or {}
+    if record["exit_status"] == "ok" or record["result"].get("executed_iterations"):
+        return ""
+    kind, message = failure.get("type") or "", one_line(failure.get("message") or "")
+    if kind in _MISSING:
+        return f"{kind}: {message}"
+    if kind == "EOFError" and "EOF when reading a line" in message:
+        return "it reads standard input, which is empty (--stdin FILE gives each run one)"
+    if failure.get("exit_code"):
+        for log in folder.glob(f"*/*/trial_{record['trial_index']}/stderr.log"):
+            said = read_tail(log, 4000)
+            errors = _USAGE_ERROR.findall(said)
+            if errors and re.search(r"^usage: ", said, re.MULTILINE | re.IGNORECASE):
+                return f"its command line is wrong: {one_line(errors[-1])}"
+    return ""
+
 
 def _measurement(found: _Look) -> tuple[list[str], list[str]]:
     """The arguments of the pytest that measures what may fix a command; its line for a shell, and why it is so."""
@@ -357,6 +575,9 @@ def _measurement(found: _Look) -> tuple[list[str], list[str]]:
         # Else it changes nothing.
         and any(ambient.get(name) != value for name, value in env_of[each.name].items() if name != "MKL_NUM_THREADS")
     ][: _CANDIDATES_ON_GPU if "gpu" in found.parts else _CANDIDATES]
+    outcomes = None if found.bad else found.outcomes
+    if outcomes:
+        candidates = []
     cells, trials = len(candidates) + 1, _FEWEST_TRIALS
     if found.bad:
         rate = wilson(len(found.bad), len(found.trials)).low
@@ -376,11 +597,15 @@ def _measurement(found: _Look) -> tuple[list[str], list[str]]:
     options |= _slots(found, trials * cells * each_takes / _TIME)
     goal = "first-fix" if found.bad else "speed"
     options |= {"trials": str(trials), "stop": f"{goal},{duration_text(math.ceil(limit / 60) * 60)}"}
-    arguments = _words({"command": found.command, **options, "mitigations": "none"})
+    if outcomes:  # which trial computes something else, and where first
+        options = {**{name: value for name, value in options.items() if name != "stop"}, "collect": "divergence"}
+    arguments = _words({"command": found.command, **options, "mitigations": "none"}) + found.stdin_words
     arguments += [f"--aorta-mitigations={each.name}" for each in candidates]
 
     what = "measures what may fix it" if found.bad else "looks longer, and compares speeds"
-    lines = [f"This line {what}:" if candidates else "This line looks longer:"]
+    if outcomes:
+        what = "finds the first step that differs"
+    lines = [f"This line {what}:" if candidates or outcomes else "This line looks longer:"]
     shown = []
     for name, _, value in (word.partition("=") for word in arguments):
         # For a shell, readable also where it has quotes; pytest takes a word that begins with "@" for a file with
@@ -391,11 +616,11 @@ def _measurement(found: _Look) -> tuple[list[str], list[str]]:
     lines.append("\n    pytest " + " \\\n        ".join(shown) + "\n")
     width = max((len(each.name) for each in candidates), default=0)
     lines += [f"  {each.name:<{width}}  {each.why}" for each in candidates]
-    if not candidates:
+    if not candidates and not outcomes:
         lines.append("  No mitigation that comes with pytest-aorta fits. Your own: --aorta-mitigations NAME=VALUE")
     longest = duration_text(math.ceil(min(limit, trials * cells * each_takes) / 60) * 60)
-    end = "the first fix ends it" if found.bad else "a verdict ends it"
-    lines.append(f"  At most {trials} trials of {counted(cells, 'cell')}, {longest}; {end}.")
+    end = "; the first fix ends it" if found.bad else "" if outcomes else "; a verdict ends it"
+    lines.append(f"  At most {trials} trials of {counted(cells, 'cell')}, {longest}{end}.")
     return arguments, lines
 
 
@@ -410,6 +635,11 @@ def _slots(found: _Look, times_too_long: float) -> dict[str, str]:
         return {"slots": str(number), "devices": ",".join(map(str, gpus))} if used == 1 < number else {}
     number = min((os.cpu_count() or 1) // _CORES, math.ceil(times_too_long))
     return {"slots": str(number)} if number > 1 else {}
+
+
+def _crowd() -> float:
+    """How many times as slow as alone a process may be, by the load of the machine."""
+    return min(_FIRST, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 def _words(options: Mapping[str, str]) -> list[str]:

@@ -19,9 +19,11 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pytest_aorta.launch.inline import make
 from pytest_aorta.launch.launch_mode import AS_TYPED, LaunchPlan, WorkloadArgument, is_multi_node
 from pytest_aorta.registry import ENGINES, Engine, Environment
 from pytest_aorta.runtime.zygote import TAG_WORD, PrefixFacts, ZygoteSpec
+from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.records import Free
@@ -260,7 +262,7 @@ def zygote_spec(
 
     Raises ``EnvironmentUnusable`` where the environment has no interpreter, or cannot be entered.
     """
-    environment = spec.environment
+    environment, is_command = spec.environment, spec.workload.target == COMMAND_TARGET
     argument: WorkloadArgument = {
         "target": spec.workload.target,
         "overrides": dict(spec.overrides),
@@ -281,25 +283,31 @@ def zygote_spec(
         sys_path = _sources(inherited.sys_path)
     else:
         python = interpreter(environment)
+        if problem := make(environment):
+            raise EnvironmentUnusable(f"environment {environment.name!r}: {problem}")
         # Later ones win.
         variables = {**threads, **ambient, **devices}
         if environment.venv is not None:
             if not os.access(python, os.X_OK):
+                ours = "" if is_command else " and install pytest-aorta there"
                 raise EnvironmentUnusable(
                     f"environment {environment.name!r} ({environment.source_package}): no interpreter at {python}; "
-                    f"create it with `python -m venv {environment.venv}` and install pytest-aorta there"
+                    f"create it with `python -m venv {environment.venv}`{ours}"
                 )
             venv = Path(environment.venv).expanduser().absolute()
             variables["VIRTUAL_ENV"] = str(venv)
             variables["PATH"] = os.pathsep.join([str(venv / "bin"), variables.get("PATH", os.defpath)])
             variables.pop("PYTHONHOME", None)
         variables |= spec.overlay
+        if is_command and environment.venv is not None:
+            # Only its program runs there: what supervises it is in this interpreter, and nothing of ours is needed.
+            argument["interpreter"], python = python, sys.executable
         words = (*environment.launcher, python)
         own = dict(imposed) if environment.venv is None else {**imposed, "VIRTUAL_ENV": ""}
         for name in own:
             own[name] = variables[name]
         behind = PrefixFacts(own)
-        sys_path = () if environment.venv is not None else inherited.sys_path
+        sys_path = () if environment.venv is not None and not is_command else inherited.sys_path
     return ZygoteSpec(
         command=words,
         environ=variables,

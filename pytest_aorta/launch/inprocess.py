@@ -21,6 +21,7 @@ from pytest_aorta.probe.loaded import Watch
 from pytest_aorta.probe.variables import settings
 from pytest_aorta.runtime.resources.devices import threads_of
 from pytest_aorta.trials.execution import NAMES, enter, leave, note_tmp, take_place
+from pytest_aorta.trials.installed import imported_modules
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
     ConfigError,
@@ -198,7 +199,7 @@ class InProcessTrial:
             finally:
                 later = imported_later(self._lifecycle.cls, None, self._cell.info.sources)
                 end = collect_end(watch=self._watch)
-                self.seen.see({"type": "env_end", "end": end, "sources": later})
+                self.seen.see({"type": "env_end", "end": end, "sources": later, "modules": imported_modules()})
 
     def _enter(self) -> None:
         undo = self._undo

@@ -173,8 +173,9 @@ class WorkloadArgument(TypedDict):
     For a zygote, more is said. ``forks_programs``: whether Python programs of a command run in forks of it. ``start``
     is its index in the cell, ``rank`` the rank that it is for, and ``hash_seed`` what was drawn as its
     ``PYTHONHASHSEED``, which its children do not inherit. ``import_seed`` is that of the trial, where each trial
-    imports the workload in a process of its own. ``preload`` names modules to import before the workload, ``learned``
-    those that an earlier trial has imported: they are imported after the workload, on the ``cores`` of a slot.
+    imports the workload in a process of its own. ``interpreter`` is that of a command's environment, where it is
+    another one. ``preload`` names modules to import before the workload, ``learned`` those that an earlier trial has
+    imported: they are imported after the workload, on the ``cores`` of a slot.
     """
 
     target: str
@@ -185,6 +186,7 @@ class WorkloadArgument(TypedDict):
     rank: NotRequired[int]
     hash_seed: NotRequired[int | None]
     import_seed: NotRequired[int | None]
+    interpreter: NotRequired[str]
     preload: NotRequired[list[str]]
     learned: NotRequired[list[str]]
     cores: NotRequired[list[int] | None]

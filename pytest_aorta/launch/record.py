@@ -258,7 +258,7 @@ def build_record(
         started_at=started_at,
         host=socket.gethostname(),
         request_fingerprint=fingerprint(parts) if parts else None,
-        fingerprint_parts=recorded_parts(parts or requested_parts(spec), seen.imported_later),
+        fingerprint_parts=recorded_parts(parts or requested_parts(spec), seen.imported_later, seen.modules),
         request=request or request_of(spec, Inherited.now(origin=spec.origin)),
         imposed=imposed,
         side_by_side=side_by_side,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from pytest_aorta.common.texts import counted, printable
 from pytest_aorta.launch.launch_mode import check_tasks, under_launcher
 from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin import is_controller
@@ -24,6 +26,9 @@ from pytest_aorta.trials.command_line import placeholders_in, program_not_found,
 from pytest_aorta.trials.loading import check_names
 from pytest_aorta.trials.output import OUTPUT_OPTIONS
 from pytest_aorta.trials.spec import TrialSpec
+
+#: Reasons that are shown, and of one result.
+_MOST_REASONS = 6
 
 #: Seconds that an import may hold up the trials of other slots.
 _PATIENCE = 20.0
@@ -82,6 +87,7 @@ def check_trials(session: pytest.Session) -> None:
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
     import pytest_aorta.plugin.writer  # noqa: F401
 
+    _make_environments(session, plans)
     patience = _PATIENCE if selection.resources.total_slots > 1 else None
     for spec, deadline in specs:
         # With collectors also where trials get them only when they are run again: after hours of trials, a missing
@@ -89,6 +95,51 @@ def check_trials(session: pytest.Session) -> None:
         run.runner.check(replace(spec, collect=selection.collect), deadline, patience)
     for plan in plans:
         run.runner.store.sort_into_cells(plan.flat_cells)
+
+
+def _make_environments(session: pytest.Session, plans: Sequence[Plan]) -> None:
+    """Those that are given by their packages, not while a trial waits. What fails is in the records as well."""
+    from pytest_aorta.launch.inline import is_made, make
+
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    wanted = {spec.environment.name: spec.environment for plan in plans for spec in plan.trials}
+    for environment in wanted.values():
+        if is_made(environment):
+            continue
+        if terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(f"aorta: making the environment {environment.name!r}, in {environment.venv}")
+        if (problem := make(environment)) and terminal is not None:
+            terminal.write_line(f"aorta: it cannot be made: {problem}", red=True)
+
+
+def tell_what_is_kept(session: pytest.Session, run: Run) -> None:
+    """Before the first trial: how many earlier results stand for trials, and why others do not.
+
+    Not of tests and recipes, nor where a fixture gives trials variables of their own, nor for workers of xdist, which
+    find out for themselves.
+    """
+    items = [item for item in session.items if isinstance(item, TrialItem) and item.trial_run is run]
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or run.action is not None or run.selection.execution.isolation == "none" or not items:
+        return
+    kept, reasons = 0, Counter[str]()
+    for item in items:
+        definitions = item._fixtureinfo.name2fixturedefs.get("aorta_extra_env", ())
+        if definitions and definitions[-1].func.__module__ != "pytest_aorta.plugin.hooks":
+            return
+        paths = item.paths_of(item.spec)
+        if not paths.file_in(run.results).exists():
+            continue
+        if run.runner.find(item.spec, paths, deadline_of(item, item.spec)) is not None:
+            kept += 1
+        else:
+            reasons["; ".join(run.runner.store.not_kept.pop(paths, ())[:_MOST_REASONS])] += 1
+    if kept or reasons:
+        terminal.ensure_newline()
+        terminal.write_line(f"aorta: --aorta-resume keeps {counted(kept, 'earlier result')} of {len(items)}")
+    for reason, number in reasons.most_common(_MOST_REASONS):
+        terminal.write_line(printable(f"aorta: {counted(number, 'earlier result')} not kept: {reason}"), yellow=True)
 
 
 def option_text(name: str, value: object) -> str:

@@ -247,6 +247,9 @@ class ReportHooks:
         for writer in writers if verbosity >= 0 else ():
             for line in writer.stopping_lines():
                 terminalreporter.write_line(line)
+        for writer in writers:
+            for line in writer.next_steps():
+                terminalreporter.write_line(printable(line))
         if notes := self._writer_of().notes:
             terminalreporter.write_sep("=", "minimize")
             for line in notes:

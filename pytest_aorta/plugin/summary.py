@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -318,6 +319,7 @@ _COLOURS: Mapping[VerdictKind, str] = {
     "confounded": "yellow",
     "slower": "yellow",
     "faster": "yellow",
+    "similar": "light",
     "dropped": "light",
     "no cure": "light",
     "no effect": "light",
@@ -344,11 +346,15 @@ def table_lines(table: Table, width: int) -> list[Line]:
         chosen = sorted(rows, key=lambda row: importance.index(row.verdict.kind))[:MOST_CELLS]
         keys = {row.cell.key for row in chosen}
         shown = [row for row in rows if row.cell.key in keys]
-    names = _names(rows)
+    names = _names(rows, width)
     unwanted = {"verdict"} if not any(row.has_verdict for row in shown) else set()
+    compared = [row for row in shown if row.comparison is not None]
+    if table.settings.speed and compared and all(row.is_on_speed for row in compared):
+        unwanted |= {"verdict"}  # the column of the speed begins with it
     longest = max([len("cell"), *(terminal_width(names[row.cell.key][-1]) for row in shown)])
     # Names come first: for them, slower steps are a line below, and verdicts are short.
-    for without, has_long_verdicts in ((unwanted, True), ({*unwanted, "speed"}, True), ({"speed"}, False)):
+    tries: tuple[tuple[set[str], bool], ...] = ((unwanted, True), ({*unwanted, "speed"}, True), ({"speed"}, False))
+    for without, has_long_verdicts in tries[:1] if table.settings.speed else tries:
         columns = [each for each in COLUMNS if "terminal" in each.formats and each.key not in {*without, *unwanted}]
         columns = [column for column in columns if column.says_something(shown)]
         short = set() if has_long_verdicts else {"verdict"}
@@ -408,17 +414,46 @@ def shortened(text: str, width: int) -> str:
     return f"{text[:left]}...{text[right:]}"
 
 
-def _names(rows: Sequence[Row]) -> dict[CellKey, tuple[str, str]]:
+#: Of a table, a name that is longer than this part of its width is shortened by what all cells share.
+_LONG_NAME = 0.3
+
+
+def _shared(cells: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+    """Names of cells, of their environments and mitigations, without what all share.
+
+    That is the environment, and the beginning of the names of variables: ``none``, ``FAST_ATTN=0 FUSED_ADAM=0`` of
+    ``local-none``, ``local-MYLIB_FAST_ATTN=0+MYLIB_FUSED_ADAM=0``.
+    """
+    names = {name.partition("=")[0] for _, mitigations in cells for name in mitigations if "=" in name}
+    words = [name.split("_")[:-1] for name in names]
+    common = list(takewhile(lambda each: len(set(each)) == 1, zip(*words, strict=False))) if len(names) > 1 else []
+    start = "".join(f"{each[0]}_" for each in common)
+    several = len({environment for environment, _ in cells}) > 1
+    return [
+        " ".join([*([environment] if several else []), *(name.removeprefix(start) for name in mitigations)])
+        for environment, mitigations in cells
+    ]
+
+
+def _names(rows: Sequence[Row], width: int) -> dict[CellKey, tuple[str, str]]:
     """What is written for each cell: a heading and an indented name, or no heading and all in one name.
 
-    Cells that differ in what is not shown, such as values of variables, are numbered.
+    Long names are shortened. Cells that differ in what is not shown, such as values of variables, are numbered.
     """
+    cells = [row.cell for row in rows]
+    labels_of = {cell.key: cell.key.cell for cell in cells}
+    if len(cells) > 1 and max(terminal_width(cell.key.cell) for cell in cells) > _LONG_NAME * width:
+        short = _shared([(cell.environment, cell.mitigations) for cell in cells])
+        whole = [f"{cell.environment}-{'+'.join(cell.mitigations)}" == cell.key.cell for cell in cells]
+        if all(whole) and len({(cell.key.test, cell.key.workload, cell.key.options, text)
+                               for cell, text in zip(cells, short, strict=True)}) == len(cells):  # fmt: skip
+            labels_of = dict(zip(labels_of, short, strict=True))
     groups: dict[tuple[str, str, str], list[tuple[CellKey, str]]] = {}
     alike: Counter[tuple[str, str, str, str]] = Counter()
     for key in (row.cell.key for row in rows):
         shown = (key.test, key.workload, key.options, key.cell)
         alike[shown] += 1
-        label = f"{key.cell} #{alike[shown]}" if alike[shown] > 1 else key.cell
+        label = f"{key.cell} #{alike[shown]}" if alike[shown] > 1 else labels_of[key]
         groups.setdefault(shown[:3], []).append((key, label))
     found = {}
     for (test, workload, options), labels in groups.items():

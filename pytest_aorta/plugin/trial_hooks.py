@@ -153,6 +153,10 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
             check_trials(session)
         except RequestError as error:
             raise pytest.UsageError(str(error)) from None
+        if run is not None and run.selection.resume:
+            from pytest_aorta.plugin.preflight import tell_what_is_kept
+
+            tell_what_is_kept(session, run)
     result = yield
     run = current_run(session.config)
     if run is not None and session.config.pluginmanager.has_plugin("_cov"):
@@ -192,6 +196,7 @@ def pytest_runtest_makereport(
         add_failed_trials(report, item)
     elif report.skipped and isinstance(error, NotNeeded):
         report.longrepr = longrepr_of_skip(item, error)  # type: ignore[assignment]
+        report.aorta_not_needed = True  # type: ignore[attr-defined]
     if payload is not None:
         if payload.exit_status is not None:
             report.user_properties.append(("aorta_exit_status", payload.exit_status))
@@ -208,6 +213,8 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
     if report.when == "call" and report.passed and "aorta_state" in properties:
         reproduced = properties["aorta_state"] == "reproduced"
         return ("passed", "r", "REPRODUCED") if reproduced else ("passed", "k", "KEPT")
+    if report.skipped and getattr(report, "aorta_not_needed", False):
+        return "skipped", "", "SKIPPED"  # no letter: the rest of a plan is one line of the summary
     payload = getattr(report, "aorta", None)
     # A test that starts trials itself fails for its own reasons.
     if not payload or not report.failed or "aorta_trial_id" not in properties:

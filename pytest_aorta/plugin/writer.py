@@ -19,6 +19,7 @@ from pytest_aorta.common.texts import counted, duration_text, utc_now
 from pytest_aorta.launch.launch_mode import is_command
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.failures import FailedAlike
+from pytest_aorta.plugin.next_step import next_steps
 from pytest_aorta.plugin.run import WATCHER, FinishedTrial, cell_of
 from pytest_aorta.plugin.summary import Summary, understood
 from pytest_aorta.plugin.workload_files import workload_facts
@@ -204,8 +205,9 @@ class TrialWriter:
         self.matrix = MatrixWriter(self.triage, self.store, folder, self.plans)
         #: Commands whose first trial is over.
         self._understood: set[str] = set()
-        #: As it is shown at the end.
+        #: As it is shown at the end; and what has ended the run before its time.
         self.table: Table | None = None
+        self._stopped: str | None = None
         #: How the trials of items have failed, by node id.
         self.alike: dict[str, FailedAlike] = {}
         #: What could not be written, and why.
@@ -367,7 +369,7 @@ class TrialWriter:
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
         if self.decisions is not None and self.run.on_decided is not None:
             self.run.on_decided({key.cell: why for key, why in self.decisions.stopped.items()})
-        self.table = self.triage.table(running=stopped is not None)
+        self.table, self._stopped = self.triage.table(running=stopped is not None), stopped
         selection = self.run.selection
         if selection.collect_on_failure or any(text.partition(":")[0] == "divergence" for text in selection.collect):
             from pytest_aorta.plugin.run_again import observed_again
@@ -381,6 +383,9 @@ class TrialWriter:
         if any(row.cell.total for row in self.table.rows):
             self.matrix.finish(self.table, stopped)
         self.summary.pruned = self.store.prune(selection.history)
+
+    def next_steps(self) -> Iterator[str]:
+        return iter(()) if self.table is None else next_steps(self.run, self.table, self._stopped)
 
     def stopping_lines(self) -> Iterator[str]:
         """For each option that may have ended trials, what it has done."""

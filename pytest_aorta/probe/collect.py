@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.texts import format_ranges, utc_now
-from pytest_aorta.probe.guard import Facts, Guard, describe, plain, printable, read_text
+from pytest_aorta.probe.guard import Facts, Guard, ask, describe, keyed_lines, plain, printable, read_text
 from pytest_aorta.probe.host import accelerator, compilers, host, mhz, runtime_context
 from pytest_aorta.probe.loaded import ModuleCount, Watch, libraries, note_sources
 from pytest_aorta.probe.software import git_state, installed_distributions, packages, torch_build, torch_state
@@ -126,6 +127,48 @@ def collect_static(source: Path | None = None) -> StaticEnv:
         clock = mhz(_CLOCK.format(min(os.sched_getaffinity(0))))
     is_cheap = clock is not None and time.perf_counter() - start < _CHEAP_SEC
     return refreshed(StaticEnv(sections, tuple(guard.reasons), installed, is_cheap))
+
+
+#: Says what another interpreter is, and what is installed for it. Runs there, without this package.
+_TELL = """
+import json, platform, sys, sysconfig
+from importlib.metadata import distributions
+installed = [(each.metadata["Name"], each.version) for each in distributions()]
+python = {
+    "version": platform.python_version(), "build": sys.version, "implementation": sys.implementation.name,
+    "executable": sys.executable or None, "prefix": sys.prefix, "base_prefix": sys.base_prefix,
+    "optimize": sys.flags.optimize, "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+}
+print(json.dumps({"python": python, "installed": [pair for pair in installed if all(pair)]}))
+"""
+
+#: Seconds that it has for that.
+_TELLS_WITHIN = 60.0
+
+
+def of_interpreter(static: StaticEnv, python: str) -> StaticEnv:
+    """The same of trials whose program runs in another interpreter: its build and packages; torch by its version."""
+    guard, sections = Guard(), dict(static.sections)
+    for name in ("python", "packages", "torch"):
+        sections.pop(name, None)
+    installed: dict[str, str] = {}
+    with guard.probe("python"):
+        told = json.loads(ask([python, "-c", _TELL], _TELLS_WITHIN))
+        sections["python"] = plain(told["python"])
+        for name, version in told["installed"]:
+            installed.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
+        sections["packages"] = plain(packages(installed))
+        if told["python"]["prefix"] != told["python"]["base_prefix"]:
+            settings = keyed_lines(Path(told["python"]["prefix"], "pyvenv.cfg"), "=")
+            venv = {
+                "path": told["python"]["prefix"],
+                "base_prefix": told["python"]["base_prefix"],
+                "system_site_packages": settings.get("include-system-site-packages", "").lower() == "true",
+            }
+            sections["runtime_context"] = {**sections.get("runtime_context", {}), "venv": venv}
+        if "torch" in installed:
+            sections["torch"] = {"version": installed["torch"]}
+    return replace(static, sections=sections, installed=installed, reasons=(*static.reasons, *guard.reasons))
 
 
 def refreshed(static: StaticEnv) -> StaticEnv:

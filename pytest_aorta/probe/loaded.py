@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.cache import cache_folder
 from pytest_aorta.probe.guard import Facts, printable, read_text
 
 # Libraries
@@ -348,8 +349,7 @@ def _ends(content: bytes | mmap.mmap, at: int, word: bytes) -> bool:
 
 
 def _cache_folder() -> Path | None:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "pytest-aorta", "variable-names")
+    folder = cache_folder() / "variable-names"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:

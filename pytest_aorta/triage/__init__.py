@@ -130,6 +130,7 @@ class TriageSettings:
         speed_margin: changes of the step times, as a share, that are none.
         sequential: whether the number of trials depends on what was seen of them.
         confirm: whether a cell that fails less needs fresh trials that say so again.
+        speed: whether the step times are what is asked for, of cells that do not fail.
         screens: whether, of many cells, those end early that are hopeless.
         by_node: whether nodes are compared as well: of a sweep over them.
         signatures: rules of the user: names of ways to fail, each with a regular expression for the texts of a failure.
@@ -140,6 +141,7 @@ class TriageSettings:
     speed_margin: float = SPEED_MARGIN
     sequential: bool = False
     confirm: bool = False
+    speed: bool = False
     screens: bool = False
     by_node: bool = False
     signatures: tuple[tuple[str, str], ...] = ()

@@ -203,7 +203,7 @@ COLUMNS: tuple[Column[Row], ...] = (
            lambda row: difference_with_interval(row.comparison.difference, row.comparison.interval)
            if row.comparison else "", formats=_WHERE_WIDE),
     Column("comparison", lambda row: row.comparison, "p",
-           lambda row: p_value(row.comparison.p_adjusted) if row.comparison else "",
+           lambda row: p_value(row.comparison.p_adjusted) if row.comparison and not row.is_on_speed else "",
            formats=_EVERYWHERE),
     Column("by_signature", lambda row: row.by_signature),
     Column("effect", lambda row: row.effect, "Inert?",
@@ -248,6 +248,7 @@ MEANINGS: Mapping[VerdictKind, str] = {
     "faster": "nothing has failed, and it takes less time than the baseline",
     "confounded": "it ran elsewhere, or at another time, than the baseline: that may make the difference",
     "baseline": "the cell that others are compared with",
+    "similar": "nothing has failed, and it takes as long as the baseline",
     "second baseline": "its variables are what they are without it: not a mitigation, but more trials of the baseline",
     "undecided": "too few trials to tell",
     "dropped": "given up early: it probably leaves more than half of the failures",
@@ -270,7 +271,8 @@ def conclusions(table: Table) -> list[str]:
         base, most = table.row(key).cell, table.row(key).rate_below
         speeds = _speeds(rows, base)
         if most is not None and all(row.rate_below is not None for row in rows if row.cell.counted):
-            sentences = [*speeds, _no_failure(base, most, "No failure" if speeds else "Nothing to fix")]
+            is_on_speed = any(row.is_on_speed for row in rows)
+            sentences = [*speeds, _no_failure(base, most, "No failure" if speeds or is_on_speed else "Nothing to fix")]
         else:
             sentences = [_sentence(rows, base, table.settings.margin), *speeds]
         sentence = " ".join(sentences)
@@ -342,13 +344,22 @@ def _no_failure(base: CellStatistics, most: float, start: str) -> str:
 
 
 def _speeds(rows: Sequence[Row], base: CellStatistics) -> list[str]:
-    """Which cells have slower steps, and which faster ones, whatever became of their failures."""
+    """Which cells have slower steps, and which faster ones, whatever became of their failures.
+
+    Where the speed is the question, also those that are as fast, and those of which it is not known yet.
+    """
     texts = []
-    for kind in ("slower", "faster"):
-        found = [row for row in rows if row.speed and row.speed.kind == kind and row.verdict.kind != "second baseline"]
+    for kind in ("slower", "faster", "similar", "undecided"):
+        asked = rows if kind in ("slower", "faster") else [row for row in rows if row.is_on_speed]
+        found = [row for row in asked if row.speed and row.speed.kind == kind and row.verdict.kind != "second baseline"]
         if found:
             names = _names([f"{_mitigation(row, base)} {row.speed.change}" for row in found if row.speed])
-            texts.append(f"{kind.capitalize()} {found[0].speed.of if found[0].speed else 'steps'}: {names}.")
+            what = found[0].speed.of if found[0].speed else "steps"
+            texts.append(
+                f"Not known yet how long {what} take: {names}."
+                if kind == "undecided"
+                else f"{kind.capitalize()} {what}: {names}."
+            )
             texts += [
                 f"What differs most in {_mitigation(row, base)}: {row.operators[0].text}."
                 for row in found

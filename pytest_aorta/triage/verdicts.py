@@ -44,6 +44,9 @@ SEEN = 3
 #: Why no more trials of a baseline are needed.
 BASELINE_DECIDED = "decided: every cell that is compared with it"
 
+#: Why a difference is no verdict yet, in a run that ends with its verdicts.
+NOT_CONFIRMED = "fresh trials have not confirmed it yet"
+
 VerdictKind = Literal[
     "baseline",
     "second baseline",
@@ -54,6 +57,7 @@ VerdictKind = Literal[
     "confounded",
     "slower",
     "faster",
+    "similar",
     "no effect",
     "no cure",
     "undecided",
@@ -101,7 +105,7 @@ class Verdict:
         reason: why there is no more to say; empty where the numbers say it.
         more_trials: of ``undecided``: about how many more trials of the cell would decide.
         removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 99 %.
-        of: of ``exchanges`` what for what, of ``confounded`` with what.
+        of: of ``exchanges`` what for what, of ``confounded`` with what; ``on the speed``, where that is the question.
     """
 
     kind: VerdictKind
@@ -344,6 +348,11 @@ class Row:
         return 1.0 if self.comparison is None else self.comparison.p_adjusted
 
     @property
+    def is_on_speed(self) -> bool:
+        """Whether the verdict is one on its step times: then nothing has failed, and no p of failures counts."""
+        return self.verdict.kind in ("slower", "faster", "similar") or self.verdict.of == "on the speed"
+
+    @property
     def is_slower(self) -> bool:
         """Whether its steps take longer, which can hide a fault of timing."""
         return self.speed is not None and self.speed.kind == "slower"
@@ -440,7 +449,7 @@ class Triage:
 
                 more, less = (baseline, key) if verdict.kind != "worse" else (key, baseline)
                 if not is_confirmed(_paired(self._cells[more], self._cells[less]), LEVEL / family):
-                    doubt = "fresh trials have not confirmed it yet"
+                    doubt = NOT_CONFIRMED
             if verdict.kind in _DIFFERENT and runs is not None:
                 come = "come" if runs.is_significant else "may come"
                 doubt = f"failures {come} in runs: {runs.all_trials} trials say as much as about {runs.independent}"
@@ -474,7 +483,10 @@ class Triage:
                 if verdict.kind != "confounded":
                     verdict = exchanges.get(key, verdict)
                 if verdict.kind in ("undecided", "no effect") and not (cells[key].failures or cells[baseline].failures):
-                    verdict = Verdict(speed.kind) if speed.kind in ("slower", "faster") else verdict
+                    if speed.kind in ("slower", "faster") or (self.settings.speed and speed.kind == "similar"):
+                        verdict = Verdict(speed.kind)
+                    elif self.settings.speed:
+                        verdict = Verdict("undecided", of="on the speed")
                 changed: tuple[OperatorChange, ...] = ()
                 cell, base = self._cells[key], self._cells[baseline]
                 if not running and _overlap(cell, base):

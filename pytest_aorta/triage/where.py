@@ -67,11 +67,15 @@ RUNS: tuple[Factor, ...] = ("trial before in its cell", "trial before at its pla
 
 @dataclass(frozen=True)
 class Share:
-    """How many of the trials that share something have failed."""
+    """How many of the trials that share something have failed.
+
+    ``expected``: how many would have by the rates of their cells alone, which is what they are compared with.
+    """
 
     name: str
     failures: int
     trials: int
+    expected: float | None = None
 
     @property
     def rate(self) -> float:
@@ -224,6 +228,7 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
         strata.setdefault((facts.key, wider), []).append((facts, values))
     tables: dict[Any, list[Counts]] = {}
     all_trials, all_failed = Counter[Any](), Counter[Any]()
+    expected: dict[Any, float] = {}
     for stratum in strata.values():
         failures = sum(facts.is_failure for facts, _ in stratum)
         here = Counter(chain.from_iterable(values for _, values in stratum))
@@ -231,6 +236,7 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
         all_trials += here
         all_failed += failed
         for value, number in here.items():
+            expected[value] = expected.get(value, 0.0) + number * failures / len(stratum)
             if number < len(stratum):
                 counts = (failed[value], number, failures - failed[value], len(stratum) - number)
                 tables.setdefault(value, []).append(counts)
@@ -266,7 +272,10 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
         sum(facts.is_failure for facts, _ in known),
         len(known),
         min(1.0, len(found) * least),
-        shares=tuple(Share(name_of(value), all_failed[value], all_trials[value]) for value in in_order(all_trials)),
+        shares=tuple(
+            Share(name_of(value), all_failed[value], all_trials[value], expected[value])
+            for value in in_order(all_trials)
+        ),
     )
     where = f"{'in' if factor in ('job', 'slot') else 'on'} {test.value}"
     if not test.is_gathered:
@@ -329,9 +338,13 @@ def _in_time(
     asked += [partial(_products, *pairs) for pairs in before.values()]
     p_values = _permuted(failed, strata, asked) if asked else []
     if "order" in factors:
-        thirds = [failed[part * count // 3 : (part + 1) * count // 3] for part in range(3)]
+        rates = (np.bincount(strata, failed) / np.bincount(strata))[strata]
+        parts = [slice(part * count // 3, (part + 1) * count // 3) for part in range(3)]
         names = ("first third", "second third", "last third")
-        shares = [Share(name, int(third.sum()), len(third)) for name, third in zip(names, thirds, strict=True)]
+        shares = [
+            Share(name, int(failed[part].sum()), len(failed[part]), float(rates[part].sum()))
+            for name, part in zip(names, parts, strict=True)
+        ]
         text = (
             f"the failure rate changes over the run: {shares[0].failures} of {shares[0].trials} in its first third, "
             f"{shares[2].failures} of {shares[2].trials} in its last ({_p(p_values[0])}); {_meaning(trials)}"
@@ -451,8 +464,9 @@ def _run(factor: Factor, failed: _Numbers, strata: _Numbers, pairs: tuple[_Numbe
     correlation = float((residuals[first] * residuals[second]).sum()) / spread if spread else 0.0
     correlation = min(0.99, max(0.0, correlation + float((same / counts[strata[first]]).mean())))
     independent = max(1, round(len(failed) * (1 - correlation) / (1 + correlation)))
-    after = Share("after a failure", both, int(failed[first].sum()))
-    after_none = Share("after none", int(failed[second].sum()) - both, len(first) - after.trials)
+    after = Share("after a failure", both, int(failed[first].sum()), expected)
+    by_rates = float(rates[second].sum()) - expected
+    after_none = Share("after none", int(failed[second].sum()) - both, len(first) - after.trials, by_rates)
     where = factor.removeprefix("trial before")
     text = (
         f"failures come in runs: a trial failed as the one before{where.replace(' its', ' the same') or ' it'} did "

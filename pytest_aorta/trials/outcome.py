@@ -52,6 +52,7 @@ class Observation:
         imported_later: digests of the source files that were imported after the cell was prepared.
         zygote: which start of its cell it was forked from; ``None`` for a process of its own.
         how_started: what was chosen for the trials of its cell, and why.
+        modules: top-level modules of installed distributions that were imported at all.
         preloaded: modules that were imported for this trial in advance.
         imported: modules that it has imported itself, and its zygote could have imported in advance.
         imports_over: whether these are all.
@@ -74,6 +75,7 @@ class Observation:
     phases_sec: dict[str, float] = field(default_factory=dict)
     env: dict[str, Any] | None = None
     imported_later: dict[str, str] = field(default_factory=dict)
+    modules: list[str] = field(default_factory=list)
     seeds: Seeds | None = None
     zygote: int | None = None
     how_started: str = ""
@@ -136,7 +138,7 @@ class Observation:
             self.seeds = event.get("seeds")
         elif kind == "env_end":
             self.env = {**(self.env or {}), "end": event["end"]}
-            self.imported_later = event.get("sources", {})
+            self.imported_later, self.modules = event.get("sources", {}), event.get("modules", [])
         elif kind == "imported":
             self.imported.append(event["module"])
         elif kind == "imports_over":

@@ -265,6 +265,7 @@ class Event(TypedDict, total=False):
     launcher_variables: dict[str, str]
     end: dict[str, Any]
     sources: dict[str, str]
+    modules: list[str]
     module: str
     note: str | None
     group: GroupState

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.probe.variables import DIGEST, REDACTED, recorded_variables
+from pytest_aorta.registry import environment_label
 from pytest_aorta.trials.execution import DEFAULTS, PLACES, Execution, Limits, Resources
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.seeding import derived_seed
@@ -115,7 +116,7 @@ class TrialSpec:
 
 @lru_cache(maxsize=4096)
 def _cell(environment: str, mitigations: tuple[str, ...]) -> str:
-    return f"{identifier(environment)}-{'+'.join(map(identifier, mitigations))}"
+    return f"{identifier(environment_label(environment))}-{'+'.join(map(identifier, mitigations))}"
 
 
 # What the request of a trial is made of, part by part, and the fingerprint that is taken of all parts. A part is a JSON
@@ -127,8 +128,9 @@ Parts = dict[str, Any]
 #: Parts that a record has under names of their own.
 _ELSEWHERE = ("config", "mitigations", "trial")
 
-#: The part that is known only when a trial is over; the fingerprint is without it.
-IMPORTED_LATER = "imported_later"
+#: The parts that are known only when a trial is over; the fingerprint is without them. The second: top-level modules of
+#: installed distributions that it has imported.
+IMPORTED_LATER, IMPORTED_MODULES = "imported_later", "imported_modules"
 
 #: Parts that the request alone decides. A record of a trial whose cell was not prepared has no others.
 REQUESTED = ("workload", "environment", "overlay", "launcher", "isolation", "preload", "cwd", "memory", "elastic")
@@ -237,19 +239,22 @@ def requested_parts(spec: TrialSpec) -> Parts:
 def fingerprint(parts: Parts) -> str:
     """Digest of all parts that are known before the trial starts."""
     known = dict(parts)
-    known.pop(IMPORTED_LATER, None)
+    for name in (IMPORTED_LATER, IMPORTED_MODULES):
+        known.pop(name, None)
     return hashlib.sha256(canonical_json(known).encode()).hexdigest()
 
 
-def recorded_parts(parts: Parts, imported_later: Mapping[str, str]) -> Parts:
+def recorded_parts(parts: Parts, imported_later: Mapping[str, str], modules: Sequence[str] = ()) -> Parts:
     """What a record has as ``fingerprint_parts``.
 
-    ``imported_later``: digests of the source files that were imported after the preparation of the cell.
+    ``imported_later``: digests of the source files that were imported after the preparation of the cell; ``modules`` of
+    installed distributions that were imported at all, where that is known.
     """
     recorded: Parts = plain(parts)  # names and paths that are no UTF-8 cannot be written
     for name in _ELSEWHERE:
         recorded.pop(name, None)
-    return {**recorded, IMPORTED_LATER: plain(imported_later)} if imported_later else recorded
+    later = {IMPORTED_LATER: plain(imported_later)} if imported_later else {}
+    return {**recorded, **later, **({IMPORTED_MODULES: plain(list(modules))} if modules else {})}
 
 
 def parts_of(record: TrialResult) -> Parts:
@@ -271,7 +276,10 @@ Versions = Mapping[str, str]
 
 
 def differences(
-    earlier: Parts, now: Parts, installed: Callable[[str], Versions | None] = lambda digest: None
+    earlier: Parts,
+    now: Parts,
+    installed: Callable[[str], Versions | None] = lambda digest: None,
+    concerned: Callable[[Collection[str]], Collection[str]] = lambda changed: changed,
 ) -> list[str]:
     """One line for each thing that has changed: ``OMP_NUM_THREADS 4 -> 1``, ``mymodule.py changed``.
 
@@ -281,13 +289,14 @@ def differences(
         earlier: parts of the request that a record is of.
         now: parts of the request that is to be carried out.
         installed: gives the list of distributions with a digest, where there is one.
+        concerned: of distributions that have changed, those that count.
     """
     if not earlier:
         return [UNKNOWN]
     found: list[str] = []
     for name in dict.fromkeys([*now, *earlier]):
         before, after = earlier.get(name), now.get(name)
-        if before == after or name in (IMPORTED_LATER, "packages"):
+        if before == after or name in (IMPORTED_LATER, IMPORTED_MODULES, "packages"):
             continue
         if name in ("sources", "data_files"):
             found += changed_files(before or {}, after or {})
@@ -310,6 +319,8 @@ def differences(
         if had is None or has is None:
             found.append("installed packages changed")
         else:
+            changed = concerned([name for name in {**had, **has} if had.get(name) != has.get(name)])
+            had, has = ({name: each[name] for name in each if name in changed} for each in (had, has))
             packages = _each("", had, has, missing="not installed")
             found += sorted(line for line in packages if line.partition(" ")[0] not in known)
     return list(dict.fromkeys(found))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.probe.software import package_list_name, read_package_list
 from pytest_aorta.trials.outcome import is_lost, shared_event
+from pytest_aorta.trials.spec import IMPORTED_MODULES
 from pytest_aorta.workspace.atomic import as_json, locked, remove_abandoned, staged_text, write_json
 from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
 
@@ -258,6 +259,8 @@ class TrialStore:
         self._further: dict[PurePosixPath, set[str]] = {}
         #: Repeats of trials that an earlier run has left, by folder and trial.
         self._repeats: dict[PurePosixPath, dict[str, list[int]]] = {}
+        #: Modules that the trials of each folder have imported.
+        self._modules: dict[PurePosixPath, frozenset[str]] = {}
         #: Trials of each folder that an earlier run has lost, each for a reason of its own.
         self._lost: dict[PurePosixPath, int] = {}
 
@@ -303,6 +306,20 @@ class TrialStore:
             self._lost[folder] = len(numbers)
         lost = self._lost[folder]
         return [f"their cell has lost trials ({lost}); to repeat only those would select by outcome"] if lost else []
+
+    def imported_modules(self, paths: TrialPaths) -> frozenset[str]:
+        """Top-level modules of installed distributions that any trial of a cell has imported, by its records.
+
+        Of all trials together: one that crashed does not know its own, and its result must not decide what is kept.
+        """
+        folder = paths.file.parent
+        if folder not in self._modules:
+            found: set[str] = set()
+            for path in (self.results / folder).glob("trial_*.json"):
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                    found.update((_load(path).get("fingerprint_parts") or {}).get(IMPORTED_MODULES, ()))
+            self._modules[folder] = frozenset(found - {"_distutils_hack"})  # every process with setuptools has it
+        return self._modules[folder]
 
     def packages(self, digest: str) -> Mapping[str, str] | None:
         """The versions of the distributions that were installed for the records with this digest."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 from support.projects import command
 from support.stage import Stage
 
+from pytest_aorta.cli.try_ import two_groups
 from pytest_aorta.trials.output import guessed_options
 
 OWN = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # "python" is this one
@@ -105,6 +108,133 @@ def test_a_command_that_cannot_run_is_no_fault(stage: Stage) -> None:
     assert result.ret == 2
     result.stderr.fnmatch_lines(["Error: the command 'python nowhere.py': there is no file 'nowhere.py' in *"])
     assert not list(stage.path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("source", "first"),
+    [
+        (
+            "import time\ntime.sleep(60)",
+            "no run has ended within 3s: it waits (0 % of a core, in time.sleep(60) at *:2).",
+        ),
+        (
+            "import queue, threading\nthreading.Thread(target=lambda: queue.Queue().get()).start()",
+            "no run has ended within 3s: it waits (0 % of a core, in queue.get at train.py:2).",
+        ),
+        (
+            "def work():\n    while True: pass\nwork()",
+            "no run has ended within 3s: it computes (* % of a core, in * at *).",
+        ),
+        ("import endless", "no run has ended within 3s: it computes (* % of a core, in import endless)."),
+    ],
+    ids=["sleeps", "thread", "computes", "imports"],
+)
+def test_a_slow_run_is_no_hang(stage: Stage, source: str, first: str) -> None:
+    stage.write(train=source)
+    stage.write_file("site-packages/endless.py", "while True: pass")
+    result = stage.aorta("try", "--time", "3s", "--", "python", "train.py", env={**OWN, "PYTHONPATH": "site-packages"})
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"Still running; {first}", "To look longer: *pytest-aorta try --time 15s -- python *"])
+    assert "hangs" not in result.stdout.str()
+    assert "--aorta" not in result.stdout.str()
+
+
+def test_a_run_hangs_when_it_takes_longer_than_the_user_has_said(stage: Stage) -> None:
+    stage.write(train="import time\ntime.sleep(60)")
+    result = stage.aorta("try", "--time", "3s", "--timeout", "1s", "--", "python", "train.py", env=OWN)
+    result.stdout.fnmatch_lines(["It hangs in *", "This line measures what may fix it:"])
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (
+            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()",
+            "its command line is wrong: the following arguments are required: --data",
+        ),
+        ("open('weights.bin')", "FileNotFoundError: [[]Errno 2] No such file or directory: 'weights.bin'"),
+        ("import nowhere", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("input()", "it reads standard input, which is empty (--stdin FILE gives each run one)"),
+    ],
+    ids=["arguments", "file", "module", "stdin"],
+)
+def test_what_cannot_run_is_said_without_a_proposal(stage: Stage, source: str, why: str) -> None:
+    stage.write(train=source)
+    result = stage.aorta("try", "--", "python", "train.py", env=OWN)
+    assert result.ret == 1
+    assert fnmatch(result.stdout.str(), f"It did not run: {why}")
+
+
+def test_a_file_that_is_missing_sometimes_is_a_failure(stage: Stage) -> None:
+    stage.write(train='import os\nif os.environ["AORTA_TRIAL_INDEX"] in ("1", "2"):\n    open("lost")')
+    result = stage.aorta("try", "--", "python", "train.py", env=OWN)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["It fails sometimes: in 2 of * runs.", "  fails    2x FileNotFoundError: *"])
+
+
+def test_two_ends_of_a_metric_are_two_outcomes(stage: Stage) -> None:
+    stage.write(
+        train="""
+        import os
+        for step in range(1, 4):
+            print("step", step, "loss", 0.859 if int(os.environ["AORTA_TRIAL_INDEX"]) % 3 == 2 else 0.841)
+        """
+    )
+    result = stage.aorta("try", "--", "python", "train.py", env=OWN)
+    result.stdout.fnmatch_lines(
+        [
+            "It did not fail in * runs, but has two outcomes: 0.841 in * runs, 0.859 in * (loss).",
+            "This line finds the first step that differs:",
+            "*--aorta-collect divergence*",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "groups"),
+    [
+        ([0.841] * 9 + [0.859] * 6, ((0.841, 9), (0.859, 6))),
+        ([1.0, 1.001, 1.0005, 1.5, 1.5002, 1.5], ((1.0005, 3), (1.5, 3))),
+        ([0.1, 0.22, 0.31, 0.39, 0.5, 0.61], None),
+        ([0.841] * 5 + [0.859], None),
+        ([0.841] * 9, None),
+        ([0.841, 0.841, 0.859, 0.859], None),
+    ],
+)
+def test_groups_of_numbers(values: list[float], groups: tuple[tuple[float, int], ...] | None) -> None:
+    assert two_groups(values) == groups
+
+
+@pytest.mark.parametrize("way", ["option", "file", "pipe"])
+def test_each_run_reads_the_standard_input(stage: Stage, way: str) -> None:
+    stage.write(train="print('step 1 loss', input())\nprint('step 2 loss', input())")
+    data = stage.write_file("data.txt", "0.5\n0.25")
+    words = [*TRY, *(["--stdin", "data.txt"] if way == "option" else []), "--", "python", "train.py"]
+    env = {**OWN, "XDG_CACHE_HOME": str(stage.path / "cache")}
+    if way == "pipe":
+        process = stage.start_command(*words, env=env, stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        process.stdin.write(data.read_bytes())
+        process.stdin.close()
+        process.stdin = None
+    else:
+        process = stage.start_command(*words, env=env, stdin=data.open() if way == "file" else subprocess.DEVNULL)
+    result = stage.finish(process)
+    kept = "*/cache/pytest-aorta/stdin/*" if way == "pipe" else data
+    result.stdout.fnmatch_lines(
+        ["It did not fail in *", "  metrics  loss ends at 0.25", f"  stdin    each run reads {kept}", "*config stdin=*"]
+    )
+
+
+def test_told_to_end_it_says_what_it_has_seen(stage: Stage) -> None:
+    stage.write(train="import time\ntime.sleep(60)")
+    (stage.path / "tmp").mkdir()
+    process = stage.start_command(*TRY, "--", "python", "train.py", env={**OWN, "TMPDIR": "tmp"})
+    stage.wait_until(lambda: list(stage.path.glob("tmp/aorta-try-*/first/*/trial_0/stdout.log")))
+    process.terminate()
+    result = stage.finish(process)
+    assert result.ret == 143
+    result.stdout.fnmatch_lines(["Stopped; no run has ended within *", "To look longer: *"])
 
 
 @pytest.mark.slow

@@ -308,7 +308,7 @@ def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
         "fail_on_nonfinite": True,
     }
     (record,) = run_trials(RunRequest("command", 1, config_overrides=given, results_dir=stage.results))
-    assert record.config == {**given, "skip_on": [], "metrics_from": [], "depends": [], "unbuffered": True}
+    assert record.config == {**given, "skip_on": [], "metrics_from": [], "depends": [], "stdin": "", "unbuffered": True}
     assert (record.result.failure_count, record.result.metrics["returncode"]) == (2, 0)
 
     texts = {"command": f"{PYTHON} says.py 0 x", "fail_on": "[xy]", "pass_on": '["a", "b"]'}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -253,7 +254,10 @@ def reads(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
 def reasons(stage: Stage, *options: str) -> list[str]:
     result = stage.run_here("--aorta-workload", "reads", "--aorta-trials", "2", "--aorta-resume", *options)
     result.assert_outcomes(passed=2)
-    return [line for line in result.outlines if "not kept" in line]
+    said = [line for line in result.outlines if "not kept" in line]
+    below = [line for line in said if not line.startswith("aorta: ")]
+    assert said == [*(f"aorta: {line}" for line in below), *below]  # before the first trial, and below the table
+    return below
 
 
 def test_every_change_is_named(reads: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +279,46 @@ def test_every_change_is_named(reads: Stage, monkeypatch: pytest.MonkeyPatch) ->
     parts = reads.trial("reads/trial_1.json")["fingerprint_parts"]
     assert (list(parts["imported_later"]), list(parts["sources"])) == (["helper.py"], ["reads.py"])
     assert parts["variables"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_what_a_trial_has_not_imported_changes_nothing(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "lib" / "python3" / "site-packages"
+    for name, version, requires in (("used", "1.0", "needed"), ("needed", "1.0", ""), ("idle", "1.0", "")):
+        distribution(site, name, version, requires)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    stage.write(train="import used")
+
+    def kept(script: str) -> list[str]:
+        words = ("-q", "--aorta-command", f"{sys.executable} {script}.py", "--aorta-trials", "2", "--aorta-resume")
+        return [line.removeprefix("aorta: ") for line in stage.run(*words).outlines if line.startswith("aorta: ")]
+
+    assert kept("train") == []
+    assert stage.trial("command-train/trial_0.json")["fingerprint_parts"]["imported_modules"].count("used") == 1
+    distribution(site, "idle", "2.0")
+    distribution(site, "another", "1.0")
+    assert kept("train") == ["--aorta-resume keeps 2 earlier results of 2"]
+    shutil.rmtree(site / "idle-2.0.dist-info")
+    assert kept("train") == ["--aorta-resume keeps 2 earlier results of 2"]
+    distribution(site, "needed", "1.1")
+    keeps_none = "--aorta-resume keeps 0 earlier results of 2"
+    assert kept("train") == [keeps_none, "2 earlier results not kept: needed 1.0 -> 1.1"]
+    distribution(site, "used", "2.0", "needed")
+    assert kept("train") == [keeps_none, "2 earlier results not kept: used 1.0 -> 2.0"]
+
+
+def distribution(site: Path, name: str, version: str, requires: str = "") -> None:
+    """As pip leaves it, in place of another version; its module does nothing."""
+    for other in site.glob(f"{name}-*.dist-info"):
+        shutil.rmtree(other)
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {requires}"] if requires else []
+    (info / "METADATA").write_text("\n".join(lines))
+    (info / "top_level.txt").write_text(name)
+    (site / f"{name}.py").write_text("")
 
 
 def test_a_job_s_own_variables_do_not_count_and_secrets_are_not_shown(

@@ -61,15 +61,20 @@ class Lines:
 class CommandProcess:
     """A running command, in the session and the process group of this process.
 
+    ``stdin``: the file that is its standard input; ``None`` for an empty one.
+
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], *, may_fork: bool = True) -> None:
+    def __init__(
+        self, words: Sequence[str], environ: Mapping[str, str], stdin: str | None = None, *, may_fork: bool = True
+    ) -> None:
         pipe = subprocess.PIPE
-        self._process = (may_fork and script.start(words, environ)) or subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, bufsize=0, env=dict(environ)
-        )
+        with open(stdin or os.devnull, "rb") as file:
+            self._process = (script.start(words, environ) if may_fork and not stdin else None) or subprocess.Popen(
+                words, stdin=file, stdout=pipe, stderr=pipe, bufsize=0, env=dict(environ)
+            )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._streams: dict[IO[bytes], tuple[int, Lines]] = {

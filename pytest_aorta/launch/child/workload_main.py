@@ -26,6 +26,7 @@ from pytest_aorta.probe.collect import (
     collect_end,
     collect_env,
     collect_static,
+    of_interpreter,
     refreshed,
     surroundings,
 )
@@ -36,6 +37,7 @@ from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
 from pytest_aorta.trials.command_line import COMMAND_TARGET, takes_hash_seed, words_of
 from pytest_aorta.trials.execution import HASH_SEED, NAMES, note_tmp
+from pytest_aorta.trials.installed import imported_modules
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
     INSTALLED,
@@ -130,6 +132,9 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
         seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
+    python = description.pop("interpreter", None) or argument.get("interpreter")
+    if python is not None:  # that of the command, or of its environment
+        _static = of_interpreter(_static, python)
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
@@ -250,7 +255,9 @@ def run_workload(
             watch.limit(payload["timeout"], payload["stall_timeout"], spent=time.monotonic() - began)
         later = imported_later(cls, None if _static is None else _static.modules, _sources)
         later = {**_sources_in_advance, **later}
-        send({"type": "env_end", "end": collect_end(watch=watch), "sources": later})
+        # Those of the process that only starts a command are not the command's.
+        modules = [] if payload["target"] == COMMAND_TARGET else imported_modules()
+        send({"type": "env_end", "end": collect_end(watch=watch), "sources": later, "modules": modules})
 
     collecting = None
     if payload["collect"] and payload["target"] != COMMAND_TARGET:  # its processes collect for themselves

@@ -390,6 +390,7 @@ class ProcessTrial:
             opened = opened_files(self._folder, own, Path(here.cwd), results)
             if opened is not None:
                 seen.imported_later |= opened.read
+                seen.modules = sorted({*seen.modules, *opened.modules})
             if opened is not None and seen.result is not None:
                 seen.result = replace(seen.result, output={**seen.result.output, "devices": opened.devices})
         found = collecting.collected(self._folder, self._collectors, seen.ranks) if self._collectors else {}

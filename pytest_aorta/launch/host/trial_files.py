@@ -103,10 +103,14 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
 
 
 class OpenedFiles(NamedTuple):
-    """What the Python processes of a command have told at their end: digests of modules, names of open devices."""
+    """What the Python processes of a command have told at their end: digests of modules, names of open devices.
+
+    ``modules``: those of installed distributions.
+    """
 
     read: dict[str, str]
     devices: list[str]
+    modules: list[str]
 
 
 def opened_files(folder: Path, copy: Path | None, project: Path, results: Path | None) -> OpenedFiles | None:
@@ -120,17 +124,20 @@ def opened_files(folder: Path, copy: Path | None, project: Path, results: Path |
         noted.unlink()
     except OSError:
         return None
-    modules, devices = set(), set()
+    own, devices, modules = set(), set(), set()
     for line in lines:
+        if line[:1] == b"m":
+            modules.add(os.fsdecode(line[1:]))
+            continue
         path = Path(os.fsdecode(line[1:]))
         if line[:1] == b"d":
             devices.add(path.name)
         elif _NOT_OWN.isdisjoint(path.parts) and not path.is_relative_to(_PACKAGE):
             is_copied = copy is not None and path.is_relative_to(copy)
-            modules.add(project / path.relative_to(copy) if copy is not None and is_copied else path)
-    own = [path for path in sorted(modules) if results is None or not path.is_relative_to(results)]
-    digests = {str(path): digest for path in own if path.is_file() and (digest := file_digest(path)) is not None}
-    return OpenedFiles(digests, sorted(devices))
+            own.add(project / path.relative_to(copy) if copy is not None and is_copied else path)
+    files = [path for path in sorted(own) if results is None or not path.is_relative_to(results)]
+    digests = {str(path): digest for path in files if path.is_file() and (digest := file_digest(path)) is not None}
+    return OpenedFiles(digests, sorted(devices), sorted(modules))
 
 
 def _rank_to_read(seen: Observation) -> int | None:

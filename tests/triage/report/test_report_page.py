@@ -151,10 +151,20 @@ def test_where_failures_gather_is_a_table_with_a_bar_for_each_place(tmp_path: Pa
     section = page.partition('<h2 id="where"')[2].partition("</section>")[0]
     text = words(section)
     assert "Host : 20 of 20 failures on node1: suspect the host, not the variables (node1 ran 20 of 40 trials;" in text
-    assert "node1 20 of 20 node2 0 of 20" in text
+    assert "node1 20 of 20 10 node2 0 of 20 10" in text
     assert "Order : no sign that it matters, p 1 first third" in text
     assert section.count("<svg") == section.count('<th scope="row">') > 4
     assert "20 of 20 failures on node1: suspect the host" in words(page.partition("<main>")[0])
+
+
+def test_bars_show_what_the_sentence_above_them_tests(tmp_path: Path) -> None:
+    """Of cells by turns, one that fails and one that hardly does: few trials fail after a failure, as their cells do."""
+    write_cell(tmp_path / "results", "none", "F" * 17 + "..", place=0)
+    write_cell(tmp_path / "results", "omp_1", "F" + "." * 18, place=1)
+    section = written(tmp_path / "results").partition('<h2 id="where"')[2].partition("</section>")[0]
+    bars = "after a failure 2 of 18 1.74 after none 15 of 19 15.4"
+    assert f"Trial before : no sign that it matters, p 1 {bars}" in words(section)
+    assert section.count('class="expected"') == section.count('<th scope="row">')
 
 
 def test_the_page_has_targets_for_its_links_headings_without_gaps_and_no_other_place(page: str) -> None:

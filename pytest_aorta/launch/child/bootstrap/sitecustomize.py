@@ -305,13 +305,19 @@ def _append(path: str, data: bytes) -> None:
 def _note_files(file: str) -> None:
     """Append to ``file`` a line per module that is not installed, and per open device: ``r`` or ``d``, and its path.
 
+    Per installed package, ``m`` and its name.
     ``launch.host.trial_files`` reads it, so that a later run can tell whether one of the modules has changed.
     """
     installed = tuple(prefix + os.sep for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
     lines = []
     for module in list(sys.modules.values())[-_MOST_MODULES:]:
         path = getattr(module, "__file__", None)
-        if isinstance(path, str) and "\n" not in path and not path.startswith(installed):
+        if not isinstance(path, str) or "\n" in path:
+            continue
+        packages = path.replace("/dist-packages/", "/site-packages/").rpartition("/site-packages/")[2]
+        if packages != path:
+            lines.append("m" + packages.split("/")[0].split(".")[0] + "\n")
+        elif not path.startswith(installed):
             lines.append("r" + os.path.abspath(path) + "\n")
     for number in os.listdir("/proc/self/fd"):
         try:

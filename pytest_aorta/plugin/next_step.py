@@ -1,0 +1,136 @@
+"""The last line of a table: what to do next, as one command."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_aorta.common.texts import duration_text
+from pytest_aorta.triage.verdicts import NOT_CONFIRMED
+
+if TYPE_CHECKING:
+    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.triage.verdicts import Row, Table
+
+#: Switches that are of one run.
+_SWITCHES = ("--aorta-resume", "--lf", "--last-failed")
+
+#: Trials after which a fault that has not been seen is no longer looked for, and how long.
+_MANY, _LONG = 10_000, "1h"
+
+
+def next_steps(run: Run, table: Table, stopped: str | None) -> Iterator[str]:
+    """Lines such as ``next: 34 more trials of each cell, about 2m: pytest ... --aorta-trials 39 --aorta-resume``."""
+    results = _shown(run, run.results)
+    report = f"the evidence in one page: pytest-aorta report {shlex.quote(results)}"
+    rows = [row for row in table.rows if row.cell.total]
+    if run.replays or run.expects_failures or run.selection.minimize or not rows:
+        return
+    is_line = run.action is None and run.chosen is not None and not run.selection.shard  # else a file has the numbers
+    if stopped is not None and is_line:
+        yield f"next: the rest of the plan: {_line(run, ['--aorta-resume'])}"
+        return
+    compared = [row for row in rows if row.comparison is not None]
+    kinds = {row.verdict.kind for row in rows}
+    cures = [row for row in compared if row.verdict.kind in ("fixes", "reduces")]
+    if not any(row.cell.counted for row in rows):
+        if is_line:
+            yield f"next: when the reason is gone: {_line(run, ['--aorta-resume'])}"
+        return
+    if cures:
+        yield f"next: {report}"
+        failed = next((file for row in rows if row.verdict.kind == "baseline" for file in _failed(run, row)), None)
+        if failed is not None:
+            yield f"next: a failure again, with its seeds: pytest --aorta-replay {shlex.quote(failed)}"
+        best = min(cures, key=lambda row: (row.verdict.kind, row.p))
+        names = ",".join(best.cell.mitigations)
+        overlays = {spec.cell: spec.overlay for spec in run.plan.trials} if is_line else {}
+        base = overlays.get(best.comparison.baseline.cell, {}) if best.comparison is not None else {}
+        if len(overlays.get(best.cell.key.cell, {}).items() - base.items()) > 1 and best.cell.environment == "local":
+            yield f"next: which part of it does it: {_minimize(run, names)}"
+        return
+    undecided = [row for row in compared if row.verdict.kind == "undecided"]
+    is_rare = not any(row.cell.failures for row in rows)
+    if not is_line:
+        yield f"next: {report}"
+    elif is_rare and not table.settings.speed and not kinds & {"slower", "faster"}:
+        stop = ["--aorta-trials", str(_MANY), "--aorta-stop", f"failures=1,{_LONG}"]
+        yield f"next: until it fails, for {_LONG} at most: {_line(run, stop)}"
+    elif undecided and table.associations.runs is None:
+        more = _more(run, undecided, table)
+        trials = max(row.cell.total for row in rows) + more
+        time = _time(run, rows, more)
+        keep = [] if not run.selection.stop.ends_cells else ["--aorta-stop", _stop(run)]
+        line = _line(run, ["--aorta-trials", str(trials), *keep, "--aorta-resume"])
+        yield f"next: {more} more trials of each cell{time}: {line}"
+    elif not compared and not is_rare and (failed := next((file for row in rows for file in _failed(run, row)), None)):
+        yield f"next: a failure again, with its seeds: pytest --aorta-replay {shlex.quote(failed)}"
+    else:
+        yield f"next: {report}"
+
+
+def _more(run: Run, undecided: Sequence[Row], table: Table) -> int:
+    """About how many more trials would decide; as many again, where nothing says it."""
+    known = [row.verdict.more_trials for row in undecided if row.verdict.more_trials is not None]
+    if known and not any(row.verdict.reason == NOT_CONFIRMED for row in undecided):
+        return max(known)
+    return max(row.cell.total for row in undecided)
+
+
+def _time(run: Run, rows: Sequence[Row], more: int) -> str:
+    walls = [row.cell.median_wall_sec for row in rows if row.cell.median_wall_sec is not None]
+    if not walls:
+        return ""
+    resources = run.selection.resources
+    at_a_time = max(1, resources.total_slots) * max(1, resources.workers)
+    seconds = more * sum(walls) / at_a_time
+    unit = 60 if seconds > 120 else 10
+    return f", about {duration_text(unit * math.ceil(seconds / unit))}"
+
+
+def _stop(run: Run) -> str:
+    stop = run.selection.stop
+    goals = {"first-fix": stop.first_fix, "equivalence": stop.equivalence, "speed": stop.speed}
+    words = [name for name, is_set in goals.items() if is_set] or (["decided"] if stop.decided else [])
+    words += [f"failures={stop.failures}"] if stop.failures is not None else []
+    return ",".join([*words, *([] if stop.confirm or not words else ["confirm=0"])])
+
+
+def _line(run: Run, more: Sequence[str]) -> str:
+    """The command line of this run, with other options."""
+    kept, words = [], list(map(str, run.config.invocation_params.args))
+    while words:
+        word = words.pop(0)
+        name = word.partition("=")[0]
+        if name in more:
+            if "=" not in word and words:
+                words.pop(0)
+        elif word not in _SWITCHES:
+            kept.append(word)
+    return shlex.join(["pytest", *kept, *more])
+
+
+def _minimize(run: Run, names: str) -> str:
+    """The baseline is a set without variables, and the numbers of trials are found by the search."""
+    kept, words = [], list(map(str, run.config.invocation_params.args))
+    while words:
+        word = words.pop(0)
+        if word.partition("=")[0] not in ("--aorta-mitigations", "--aorta-stop", "--aorta-trials"):
+            kept += [word] if word not in _SWITCHES else []
+        elif "=" not in word and words:
+            words.pop(0)
+    return shlex.join(["pytest-aorta", "minimize", names, *kept])
+
+
+def _failed(run: Run, row: Row) -> Iterator[str]:
+    for each in row.cell.finished:
+        if each.is_failure:
+            yield _shown(run, run.results / each.file)
+
+
+def _shown(run: Run, path: Path) -> str:
+    start = run.config.invocation_params.dir
+    return str(path.relative_to(start) if path.is_relative_to(start) else path)
