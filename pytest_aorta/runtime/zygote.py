@@ -334,7 +334,8 @@ class Task:
 class LentFork(process_tree.Fork):
     """A task in a fork of a zygote that another process owns, and has lent to this one (``Zygote.lend``).
 
-    Its end is known from the zygote, which is its parent; the end of this process is the end of the task.
+    Its end is known from the zygote, which is its parent; the end of this process is the end of the task. ``swept``: the
+    processes that it had left behind, once it has ended.
 
     Args:
         zygote: what was lent.
@@ -346,6 +347,7 @@ class LentFork(process_tree.Fork):
     """
 
     def __init__(self, zygote: Channel, payload: Any, *, stdout: str, stderr: str) -> None:
+        self.swept: list[str] = []
         self._channel, theirs = Channel.pair()
         self._fate, its = Channel.pair()
         with contextlib.closing(theirs), contextlib.closing(its):
@@ -364,7 +366,9 @@ class LentFork(process_tree.Fork):
         report = self._fate.receive()
         self._fate.close()
         self._channel.close()
-        code: int | None = None if report is None else report["returncode"]
+        code: int | None = None
+        if report is not None:
+            code, self.swept = report["returncode"], report["swept"]
         return -signal.SIGKILL if code is None else code
 
 

@@ -249,7 +249,7 @@ class Event(TypedDict, total=False):
     the snapshot that is taken when ``run()`` is over, and digests of the source files imported since the preparation of
     the cell. ``error``: as of ``describe_exception``. ``ranks_start``: ranks are about to be started, and import for
     themselves; ``ranks_ready``: the first of them has done so. ``rank_pids``: ranks that are no descendants of the
-    process that sends it.
+    process that sends it; ``left``: the names of processes that they have left behind.
     """
 
     type: Required[EventType]
@@ -272,6 +272,7 @@ class Event(TypedDict, total=False):
     attempt: Attempt
     ranks: list[RankRecord]
     pids: list[int]
+    left: list[str]
     cleanup: Failure | None
     error: dict[str, str]
 

@@ -171,7 +171,7 @@ class ZygoteRanks:
 
     def __init__(self, payload: TrialPayload, send: Send) -> None:
         self._payload, self._send = payload, send
-        self._pids: dict[int, int] = {}
+        self._started: list[LentFork] = []
 
     def __call__(
         self, args: Sequence[str], env: Mapping[str, str], stdout: IO[str] | None, stderr: IO[str] | None, **given: Any
@@ -183,9 +183,15 @@ class ZygoteRanks:
             if stream is not None:
                 logs[name] = os.path.realpath(f"/proc/self/fd/{stream.fileno()}")
         forked = LentFork(lent_zygotes[rank], {**self._payload, "rank_environ": dict(env)}, **logs)
-        self._pids[rank] = forked.pid
-        self._send({"type": "rank_pids", "pids": list(self._pids.values())})
+        self._started.append(forked)
+        self.tell()
         return forked
+
+    def tell(self) -> None:
+        """Send the host the processes of the ranks, and what they have left behind."""
+        running = [forked.pid for forked in self._started if forked.returncode is None]
+        left = [name for forked in self._started for name in forked.swept]
+        self._send({"type": "rank_pids", "pids": running, "left": left})
 
 
 def run_elastic(payload: TrialPayload, send: Send) -> None:
@@ -200,8 +206,9 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     if single_threaded:
         os.environ["OMP_NUM_THREADS"] = "1"
     forked = options.start_method == "fork" and not lent_zygotes
-    if lent_zygotes:
-        use_popen(ZygoteRanks(payload, send))
+    of_zygotes = ZygoteRanks(payload, send) if lent_zygotes else None
+    if of_zygotes is not None:
+        use_popen(of_zygotes)
     exchange = NodeExchange(options, payload["trial_id"]) if is_multi_node(options) else None
     recorder = RankRecorder(payload, "elastic", options, send, relays=not forked, exchange=exchange)
 
@@ -227,6 +234,8 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         return reason_of(agent.run(options.role))
 
     error = _follow(recorder, run_agent)
+    if of_zygotes is not None:
+        of_zygotes.tell()
     trial = recorder.evidence(None if error is None else AgentEnd("the agent", error=error))
     if recorder.attempt >= 0 and exchange is not None:
         trial = exchange.share(trial)

@@ -168,6 +168,7 @@ class ProcessTrial:
         self._source: Source | None = None
         self._ranks: list[Zygote] = []
         self._rank_pids: list[int] = []
+        self._left_by_ranks: list[str] = []
         self._handed_over = 0.0
         self._task: Task | None = None
         self._had_process = False
@@ -448,7 +449,7 @@ class ProcessTrial:
             assert ended is not None
             seen.returncode = ended.returncode
             self.stuck = list(ended.unkillable)
-            swept = []
+            swept = list(self._left_by_ranks)
             for name in ended.swept:
                 # A debugger that waited beside a process is ours.
                 if "native" not in self._collectors or not name.startswith("gdb "):
@@ -476,7 +477,7 @@ class ProcessTrial:
         if event["type"] in ("begin", "progress", "alive", "attempt"):
             self._note_progress()
         elif event["type"] == "rank_pids":
-            self._rank_pids = event["pids"]
+            self._rank_pids, self._left_by_ranks = event["pids"], event["left"]
         elif event["type"] == "lived":
             self._stalls_at = math.inf
             if self._deadline == math.inf and not self.seen.timed_out and self.seen.lost is None:
