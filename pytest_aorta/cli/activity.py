@@ -22,6 +22,9 @@ _IDLE, _STILL = 0.05, 10_000
 #: Seconds of samples that are kept, and between two looks at the stacks.
 _KEPT, _BETWEEN = 120.0, 1.0
 
+#: Seconds that a process has to begin with its stacks, and between two looks at them.
+_PATIENCE, _PIECE = 3.0, 0.2
+
 #: Characters of a line of source that are shown.
 _SHOWN = 50
 
@@ -154,7 +157,9 @@ class Activity:
         place, is_same = "", True
         if before:
             time.sleep(_BETWEEN)
-            is_same = all(_stacks_of(pid, listening[pid]) == text for pid, text in before.items())
+            # Any thread may be the one that answers, and is called the current one.
+            after = {pid: _stacks_of(pid, listening[pid]) for pid in before}
+            is_same = all(_FRAME.findall(before[pid]) == _FRAME.findall(after[pid]) for pid in before)
             # The program itself is the first; where it computes, the one that does most of it.
             busiest = max(before, key=lambda pid: self._used.get(pid, 0.0))
             place = place_in(before[busiest if share > _IDLE else next(iter(before))])
@@ -180,9 +185,12 @@ class Activity:
 
 def _stacks_of(pid: int, file: Path) -> str:
     with contextlib.suppress(OSError):
-        size = file.stat().st_size
+        before, size, give_up = file.stat().st_size, -1, time.monotonic() + _PATIENCE
         request_stacks([pid])
+        while size != file.stat().st_size or (size == before and time.monotonic() < give_up):
+            size = file.stat().st_size  # on a busy machine, it is written piece by piece
+            time.sleep(_PIECE)
         with file.open("rb") as dump:
-            dump.seek(size)
+            dump.seek(before)
             return dump.read().decode(errors="replace")
     return ""

@@ -239,7 +239,9 @@ class _Look:
         self.signs: set[str] = set()
         self.parts: set[str] = set()
         self.is_terminated = False
-        self._folder, self._looking, self._began = folder, looking, time.monotonic()
+        #: Seconds that runs were looked at.
+        self._spent = 0.0
+        self._folder, self._looking = folder, looking
         self._is_over = self._is_interrupted = False
         #: What a run does that has not ended, how long that was seen, and whether it waits.
         self._doing, self._waited, self._is_stuck = "", 0.0, False
@@ -256,13 +258,13 @@ class _Look:
         self._pytest("first", {"timeout": f"{self.timeout:g}"} if self.timeout else {}, most=1)
         if self._is_stuck and not self._is_interrupted:
             # Does another one end? Only then does this one hang.
-            self._began = time.monotonic()
+            self._spent = 0.0
             self._pytest("others", {"timeout": f"{_TIMEOUT}s"}, most=_OTHERS)
         self._is_over = self._is_interrupted
         self.options = {**self.options_of_trials(), **self._guessed()}
         if not self._is_over and (self.seconds or (self.timeout and self.trials) or self.lost):
             if self._doing:
-                self._began = time.monotonic()
+                self._spent = 0.0
             self._pytest("more", self.options, most=_MOST)
             self.options |= {**self._guessed(), **self.options}
         self._show("")
@@ -315,7 +317,7 @@ class _Look:
                 self._watch(pytest, name, results, before)
             except KeyboardInterrupt:  # which pytest has got as well
                 self._is_over = self._is_interrupted = True
-                self._waited = time.monotonic() - self._began
+                self._waited = self._spent
             self._read(results, before)  # before what was running is ended
             ended = pytest.poll()
         if not (self.trials or self.lost or self._doing or self._is_interrupted):
@@ -329,11 +331,18 @@ class _Look:
     def _watch(
         self, pytest: subprocess.Popen[bytes], name: str, results: Path, before: Sequence[RecordedTrial]
     ) -> None:
-        activity, asked, begun, written, wrote_at = Activity(pytest.pid), 0.0, None, 0, 0.0
+        activity, asked, written, wrote_at = Activity(pytest.pid), 0.0, 0, 0.0
+        started, begun, spent = time.monotonic(), False, self._spent
         while pytest.poll() is None and not self._is_over:
             timed_out = self._read(results, before)
             now, failed, ended = time.monotonic(), len(self.bad), len(self.trials) + len(self.lost)
-            self._show(f"{now - self._began:.0f}s: {ended} ended, {failed} failed (Ctrl-C: enough)")
+            if not begun and any(results.glob("*/trial_*")):  # the start of pytest, which may take long, does not count
+                begun, started = True, now
+            self._spent = spent + (now - started if begun else 0.0)
+            if not begun and now - started > _FIRST * self._looking:
+                self._give_up(activity, now - started, has_begun=False)
+                return
+            self._show(f"{self._spent:.0f}s: {ended} ended, {failed} failed (Ctrl-C: enough)")
             if now - asked > _LOOK:
                 activity.look()
                 asked = now
@@ -342,24 +351,23 @@ class _Look:
                     self._computed.add(file)
             if name == "first":
                 size = sum(file.stat().st_size for file in results.glob("*/trial_0/std*.log"))
-                if begun is None and any(results.glob("*/trial_0")):
-                    begun = self._began = now
                 if size != written:
                     written, wrote_at = size, now
                 # A run that has printed nothing yet has the whole time, and one that goes on printing has more.
-                goes_on = written and now - wrote_at < self._looking / 3
-                most = self._looking * (_FIRST if begun is None or goes_on else 1)
-                if now - self._began > most:
-                    self._give_up(activity, now - self._began, begun is not None, goes_on=bool(goes_on))
+                goes_on = bool(written) and now - wrote_at < self._looking / 3
+                if self._spent > self._looking * (_FIRST if goes_on else 1):
+                    self._give_up(activity, self._spent, goes_on=goes_on)
                     return
             elif name == "others":
-                self._is_over = bool(self.seconds or self.lost) or now - self._began > max(_TIMEOUT, self._looking)
+                self._is_over = bool(self.seconds or self.lost) or self._spent > max(_TIMEOUT, self._looking)
             else:
-                self._is_over = ended >= (_ENOUGH if failed else _MOST) or now - self._began > self._looking
+                self._is_over = ended >= (_ENOUGH if failed else _MOST) or self._spent > self._looking
             time.sleep(0.1)
 
-    def _give_up(self, activity: Activity, waited: float, has_begun: bool, *, goes_on: bool) -> None:
+    def _give_up(self, activity: Activity, waited: float, *, has_begun: bool = True, goes_on: bool = False) -> None:
         """Wait no longer for the first run."""
+        if self._doing:
+            return
         self._waited = waited
         if not has_begun:
             load, cores = os.getloadavg()[0], os.cpu_count() or 1

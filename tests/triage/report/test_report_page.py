@@ -158,7 +158,7 @@ def test_where_failures_gather_is_a_table_with_a_bar_for_each_place(tmp_path: Pa
 
 
 def test_bars_show_what_the_sentence_above_them_tests(tmp_path: Path) -> None:
-    """Of cells by turns, one that fails and one that hardly does: few trials fail after a failure, as their cells do."""
+    """Of a cell that fails and one that hardly does, by turns, few trials fail after a failure: as their cells do."""
     write_cell(tmp_path / "results", "none", "F" * 17 + "..", place=0)
     write_cell(tmp_path / "results", "omp_1", "F" + "." * 18, place=1)
     section = written(tmp_path / "results").partition('<h2 id="where"')[2].partition("</section>")[0]
