@@ -395,12 +395,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "metrics-from",
-            "trials.output:checked_source",
+            "trials.readers:checked_source",
             "FROM",
-            "hf, lightning, nanogpt, tqdm, jsonl:F, tensorboard:D",
+            "auto, a format, jsonl:F, tensorboard:D (repeat)",
             separator="\n",
         ),
-        Setting("fail-on-nonfinite", switch, "", "a metric that is NaN or infinite fails a command"),
+        Setting("fail-on-nonfinite", switch, "", "any value that is NaN or infinite fails a command"),
+        Setting("allow-nonfinite", name, "NAME", "this value may be NaN or infinite (repeat)", separator=";"),
         Setting("depends", name, "PATH", "a command's result depends on this file (repeat)", separator=";"),
     ),
     "trials": (

@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +27,12 @@ from pytest_aorta.registry import BUILTIN_MITIGATIONS
 from pytest_aorta.runtime.resources.devices import find_devices
 from pytest_aorta.settings import Reader, RequestError, seconds, shown_command
 from pytest_aorta.triage.columns import below
+from pytest_aorta.triage.facts import judged_together
 from pytest_aorta.triage.rates import rate_below, smallest_fault, wilson
 from pytest_aorta.triage.reading import RecordedTrial, Results
 from pytest_aorta.trials.command_line import checked_command, files_in, launcher_in, program_not_found, words_of
-from pytest_aorta.trials.output import guessed_options, plain_line
+from pytest_aorta.trials.lines import plain_line
+from pytest_aorta.trials.readers import guessed_options
 
 #: Runs that are enough: if some have failed, and if none has.
 _ENOUGH, _MOST = 4, 20
@@ -180,7 +183,7 @@ class _Look:
     def run(self) -> None:
         self._pytest("first", {"timeout": f"{self.timeout:g}"} if self.timeout else {}, most=1)
         self.options = {**self.options_of_trials(), **self._guessed()}
-        if not self._is_over and (self._is_idle or self.trials):
+        if not self._is_over and (self._is_idle or self.trials or any(each.facts.obstacle for each in self.lost)):
             self._pytest("more", self.options, most=_MOST)
             self.options |= {**self._guessed(), **self.options}
         self._show("")
@@ -231,7 +234,7 @@ class _Look:
             self._read(results, before)
             now, failed, ended = time.monotonic(), len(self.bad), len(self.trials) + len(self.lost)
             looking = self._looking if ended or self._is_idle else _FIRST * self._looking
-            self._is_over = ended >= (_ENOUGH if failed else _MOST) or now - self._began > looking
+            self._is_over = ended >= (_ENOUGH if failed or not self.trials else _MOST) or now - self._began > looking
             self._show(f"{now - self._began:.0f}s: {ended} ended, {failed} failed (Ctrl-C: enough)")
             if is_first and not self.timeout:  # a trial that neither writes nor computes does nothing any more
                 logs, computed = [*results.glob("*/trial_0/std*.log")], 0.0
@@ -250,6 +253,8 @@ class _Look:
         if len(list(results.glob("*/trial_*.json"))) <= len(self.trials) + len(self.lost) - len(before):
             return
         ended = [*before, *Results(results)]
+        judged = judged_together([each.facts for each in ended])
+        ended = [replace(each, facts=facts) for each, facts in zip(ended, judged, strict=True)]
         self.trials = [trial for trial in ended if trial.facts.is_counted]
         self.lost = [trial for trial in ended if not trial.facts.is_counted]
         self.bad = [trial for trial in self.trials if trial.facts.is_failure or "nan" in trial.facts.detected]

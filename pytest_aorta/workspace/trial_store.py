@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.probe.software import package_list_name, read_package_list
-from pytest_aorta.trials.outcome import is_lost, shared_event
+from pytest_aorta.trials.losses import is_lost, shared_event
 from pytest_aorta.workspace.atomic import as_json, locked, remove_abandoned, staged_text, write_json
 from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
 
