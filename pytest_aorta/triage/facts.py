@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.settings import OPTION
-from pytest_aorta.triage.signatures import Signature, signature_of
+from pytest_aorta.triage.signatures import Signature, bounded, shown, signature_of
 from pytest_aorta.trials.losses import did_not_run, met_full_disk, obstacle_of, shared_event, was_interrupted
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
@@ -388,7 +388,8 @@ def judged_together(trials: Sequence[TrialFacts]) -> Sequence[TrialFacts]:
     reasons = {each.obstacle for each in trials if each.is_counted}
     if len(reasons) != 1 or None in reasons:
         return trials
-    return [replace(each, outcome="did not run") if each.is_counted else each for each in trials]
+    why = Signature("exception", "run", message=bounded(shown(reasons.pop() or "")))
+    return [replace(each, outcome="did not run", signature=why) if each.is_counted else each for each in trials]
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
