@@ -108,7 +108,10 @@ def not_finite_in(line: str, metrics: Collection[str] = (), allowed: Collection[
 
     ``metrics`` and ``allowed``: names of the user's, and of those whose values may be so, as ``named`` writes them.
     """
-    found = []
+    found: list[NotFinite] = []
+    lower = line.lower()
+    if not any(hint in lower for hint in _HINTS["nan"]):
+        return found
     for token in islice(_TOKEN.finditer(line), _MOST_NUMBERS):
         before, after = line[max(0, token.start() - _AROUND) : token.start()], line[token.end() :][:_AROUND]
         label = _NAME.search(before)

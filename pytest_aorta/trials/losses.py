@@ -110,4 +110,5 @@ def obstacle_of(record: Mapping[str, Any]) -> str | None:
         or (failure.get("type") or "").rpartition(".")[2] in _NOT_THERE
         or _NO_DEVICE.search(words)
     )
-    return f"{failure.get('type') or kind}: {message}" if is_missing else None
+    what = f"{failure['type']}: {message}" if failure.get("type") else message.removeprefix("ended itself with ")
+    return what if is_missing else None

@@ -61,11 +61,11 @@ def test_a_file_that_is_missing_in_some_runs_is_a_failure(stage: Stage) -> None:
 #: Each fails before its first step in every trial: as it says, and by what.
 LACKS = {
     "import no_such_module": "No module named 'no_such_module'",
-    "open('no/such/file.bin')": "No such file or directory: 'no/such/file.bin'",
+    "open('no/such/file.bin')": "FileNotFoundError: *'no/such/file.bin'",
     "raise RuntimeError('No CUDA GPUs are available')": "No CUDA GPUs are available",
     "raise RuntimeError('HIP error: invalid device ordinal')": "invalid device ordinal",
     "import argparse; p = argparse.ArgumentParser(); p.add_argument('--data', required=True); p.parse_args()": (
-        "the following arguments are required: --data"
+        "exit code 2: lacks4.py: *arguments are required: --data"
     ),
 }
 
@@ -100,6 +100,14 @@ def test_an_exit_code_counts_also_where_a_line_matches(stage: Stage) -> None:
     stage.write_file("a.txt", "all ranks agree\nexit 3")
     stage.run_here(*command("prints.py a.txt"), "--aorta-pass-on", "agree").assert_outcomes(failed=1)
     assert stage.trial("command-prints/trial_0.json")["failure"]["exit_code"] == 3
+
+
+def test_a_cell_that_did_not_run_runs_again(stage: Stage) -> None:
+    stage.write(reads='print(open("data.bin").read())')
+    options = [*command("reads.py"), "--aorta-trials=2", "--aorta-resume"]
+    stage.run_here(*options).assert_outcomes(failed=2)
+    stage.write_file("data.bin", "1")
+    stage.run_here(*options).assert_outcomes(passed=2)
 
 
 # Values that are not finite
