@@ -24,8 +24,14 @@ _NUMBER = re.compile(
 )
 
 
+#: A colour that has lost its first character, as in logs that were pasted somewhere.
+_COLOUR = re.compile(r"\[(?:\d{1,3};){0,4}\d{1,3}m(?! ?\d)")
+
+
 def plain_line(line: str) -> str:
-    return ESCAPES.sub("", line) if "\x1b" in line else line
+    """A line without what a terminal takes for a command."""
+    line = ESCAPES.sub("", line) if "\x1b" in line else line
+    return _COLOUR.sub("", line) if "[" in line else line
 
 
 def number(text: str) -> int | float | None:
@@ -71,14 +77,14 @@ _TOKEN = re.compile(
 )
 _WORD = rf"(?!{_NOT_FINITE}\b)[^\W\d][\w./%@#*+-]*(?:\([^()\s]*\))?"
 _NAME = re.compile(
-    rf"(?<![\w./@-])(?P<name>{_WORD}(?: \(?{_WORD}\)?){{0,5}})[)\]}}>\"'`*]*"
+    rf"(?<![\w./@-])(?P<name>{_WORD}(?: \(?{_WORD}\)?){{0,5}})(?: \([^()]{{1,40}}\)| [\d.]+(?=\s*[:=]))?[)\]}}>\"'`*|]*"
     r"(?P<sign>\s*(?:[:=]|[-=]+>|\N{RIGHTWARDS ARROW}|\u2248|\.{2,})\s*|\s*[|\u2502\u2503\t]\s*|\s+)"
     r"(?:[^\W\d][\w.]*\()?[\"'`*$~]*$"
 )
 _MEASURED = re.compile("loss|norm|grad", re.IGNORECASE)
 
 #: More than six words before a number are a sentence.
-_WORD_BEFORE = re.compile(r"[^\W\d][\w./'-]* $")
+_WORD_BEFORE = re.compile(r"(?<![\w.])[^\W\d][\w./'-]* $")
 
 #: The number is one of the arguments of a call that is shown.
 _IN_CALL = re.compile(r"(?<!\w)[^\W\d][\w.]*\([^()]*$")
@@ -87,7 +93,9 @@ _IN_CALL = re.compile(r"(?<!\w)[^\W\d][\w.]*\([^()]*$")
 _IS_NAME = re.compile(rf"[\"'`)\]]*\s*[:=]\s*(?:[-+.\d\[{{(]|(?i:true|false|none|null)\b|{_NOT_FINITE}\b)")
 _ARROW = re.compile(r"\s*(?:[-=]+>|\N{RIGHTWARDS ARROW})")
 _IS_ALONE = re.compile(r"\s*(?:[|\u2502\u2503]|$)")
-_IS_LAST = re.compile(r"[\"'`*)\]}>]*(?:\s*(?:$|[,;|&!?\u2502\u2503(\[\u2022{}]|[.-](?:\s|$))|\s{2,}|\t|\s+[-=]+>)")
+_IS_LAST = re.compile(
+    r"[\"'`*)\]}>]*(?:\s*(?:$|[,;|&!?\u2502\u2503(\[\u2022{}+\u00b1]|[.-](?:\s|$))|\s{2,}|\t|\s+[-=]+>)"
+)
 _VALUE = rf"(?:[-+]?[\d.]|{_NOT_FINITE}\b)"
 _THEN = rf"[\"'`*)\]}}>]*\s+(?:{_WORD}\s*=|{_WORD}\s+{_VALUE}\S*\s*(?:$|[,;|]|\s{_WORD}[\s:=]+{_VALUE})"
 _THEN_PAIR = re.compile(rf"{_THEN}|(?:{_WORD} )?{_WORD}\s*:)")

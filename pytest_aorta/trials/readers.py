@@ -262,7 +262,9 @@ def guessed_options(lines: Iterable[str]) -> dict[str, str]:
         rows = [each.expression for each in FORMATS if each.name == name]
         found = [[match for line in shown if (match := row.search(line))] for row in rows]
         steps = {match["step"] for matches in found for match in matches if match.re.groupindex.get(STEP)}
-        if len(steps) > 1 and (name != "hf" or all(found)):
+        # Without a terminal, the Trainer has no bar, but it says the epoch.
+        is_of_trainer = name == "hf" and len([match for match in found[1] if "'epoch':" in match[0]]) > 1
+        if is_of_trainer or (len(steps) > 1 and (name != "hf" or all(found))):
             return {"metrics-from": name, **allowed}
     lines_of: dict[str, set[str]] = {}
     for line in shown:

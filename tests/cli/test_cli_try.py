@@ -53,6 +53,7 @@ TRY = (sys.executable, "-m", "pytest_aorta", "try")
             ["step 1 loss 2.0 best inf", "step 2 loss 1.0 best inf"],
             {"metric": r"step *(?P<step>\d+).*?\bloss *(?P<loss>\S+)"},
         ),
+        (["{'loss': '2.3', 'epoch': '0.5'}", "{'loss': '2.1', 'epoch': '1.0'}"], {"metrics-from": "hf"}),
         (["step 1 loss 11.0"], {}),  # one line says nothing about others
         (["loading 2 files", "done in 3 s"], {}),
     ],

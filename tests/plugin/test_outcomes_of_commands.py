@@ -119,7 +119,7 @@ def test_a_nan_fails_whatever_its_name_is(stage: Stage, options: list[str]) -> N
     bad = [*(f"{name}: nan" for name in lines), "skip: loss is nan", '{"step": 3, "q": NaN}']
     good = ["[0., 0., -inf]", "tensor([[nan, 0.5]])", "number of nan iterations:   0 |", "best: inf", "no NaN found"]
     stage.write(prints=PRINTS)
-    words = []
+    words: list[str] = []
     for number, line in enumerate([*bad, "\n".join(good)]):
         stage.write_file(f"{number}.txt", line)
         words += command(f"prints.py {number}.txt")
