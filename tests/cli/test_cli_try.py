@@ -123,6 +123,28 @@ def test_a_command_that_cannot_run_is_no_fault(stage: Stage) -> None:
     assert not list(stage.path.iterdir())
 
 
+def test_a_file_that_is_missing_sometimes_is_a_fault_and_a_printed_mask_is_none(stage: Stage) -> None:
+    """Also where it is missing in the first run."""
+    stage.write(
+        saves="""
+        import os
+        print("[0., 0., -inf]")
+        open("model.ckpt" if int(os.environ["AORTA_TRIAL_INDEX"]) % 2 == 0 else __file__)
+        """
+    )
+    result = stage.aorta("try", "--", "python", "saves.py", env=OWN)
+    assert result.ret == 0, result.stderr.str()
+    result.stdout.fnmatch_lines(["It fails sometimes: in * of * runs.", "  fails * FileNotFoundError: *model.ckpt*"])
+    assert "NaN" not in result.stdout.str()
+
+
+def test_what_all_runs_lack_is_said(stage: Stage) -> None:
+    stage.write(imports="import no_such_module")
+    result = stage.aorta("try", "--", "python", "imports.py", env=OWN)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["It did not run: No module named 'no_such_module'"])
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_what_was_seen(stage: Stage) -> None:
     stage.write(train='print("fine")')
