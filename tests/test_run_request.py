@@ -118,7 +118,10 @@ OF_PYTEST = {
 }
 
 #: Options of the workload ``command``, which a request has among ``config_overrides``.
-OF_COMMANDS = {"command", "fail-on", "pass-on", "skip-on", "metric", "metrics-from", "fail-on-nonfinite", "depends"}
+OF_COMMANDS = {
+    *("command", "fail-on", "pass-on", "skip-on", "metric", "metrics-from", "fail-on-nonfinite", "allow-nonfinite"),
+    "depends",
+}
 
 
 def fields() -> list[tuple[type, str, str]]:

@@ -35,7 +35,8 @@ from pytest_aorta.trials.command_line import (
     words_of,
 )
 from pytest_aorta.trials.execution import HASH_SEED, TRIAL_DIR, TRIAL_SEED, start_folder
-from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, checked_metric, checked_regex, checked_source
+from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, checked_metric, checked_regex
+from pytest_aorta.trials.readers import checked_source
 from pytest_aorta.trials.workload import CommandResult, Workload
 
 
@@ -58,8 +59,8 @@ Metrics = Annotated[tuple[Annotated[str, AfterValidator(checked_metric)], ...], 
 class Command(Workload):
     """A program, run once per trial, in the folder that pytest was started in.
 
-    It passes with exit code 0; ``fail_on`` and ``pass_on`` may say otherwise. Its output goes to the trial's logs as it
-    comes, and is looked at line by line.
+    It passes with exit code 0, unless ``fail_on``, ``pass_on`` or a metric that is not finite say otherwise. Its output
+    goes to the trial's logs as it comes, and is looked at line by line.
     """
 
     class Config(BaseModel):
@@ -68,12 +69,12 @@ class Command(Workload):
         Attributes:
             command: program and arguments; ``{trial}``, ``{dir}`` and ``{seed}`` are replaced.
             fail_on: regular expressions; a line that matches one fails the trial.
-            pass_on: regular expressions; if there are any, the trial passes when a line matches one.
+            pass_on: regular expressions; if there are any, the trial fails when no line matches one.
             skip_on: regular expressions; a line that matches one says that the trial cannot judge the workload.
             metric: regular expressions with named groups.
-            metrics_from: hf, lightning, nanogpt, tqdm, jsonl:PATH or tensorboard:DIR.
-            fail_on_nonfinite: whether a metric that is NaN or infinite fails the trial; without metrics, a line that
-                says such a value.
+            metrics_from: auto, hf and other formats, jsonl:PATH or tensorboard:DIR.
+            fail_on_nonfinite: whether any value that is NaN or infinite fails the trial, as such a metric always does.
+            allow_nonfinite: names of values that may be so.
             depends: files and folders whose change makes a result stale, besides those that can be found.
             observe: none, exits or full, see docs/command.md; auto for full where a launcher starts ranks, else exits.
             stdin: a file that is its standard input; none by default.
@@ -90,6 +91,7 @@ class Command(Workload):
         metric: Metrics = ()
         metrics_from: Sources = ()
         fail_on_nonfinite: bool = False
+        allow_nonfinite: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = ()
         depends: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = ()
         observe: Literal["auto", "none", "exits", "full"] = "auto"
         stdin: str = ""

@@ -20,6 +20,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +33,12 @@ from pytest_aorta.registry import BUILTIN_MITIGATIONS
 from pytest_aorta.runtime.resources.devices import find_devices
 from pytest_aorta.settings import Reader, RequestError, seconds, shown_command
 from pytest_aorta.triage.columns import below
+from pytest_aorta.triage.facts import judged_together
 from pytest_aorta.triage.rates import rate_below, smallest_fault, wilson
 from pytest_aorta.triage.reading import RecordedTrial, Results
 from pytest_aorta.trials.command_line import checked_command, files_in, launcher_in, program_not_found, words_of
-from pytest_aorta.trials.output import guessed_options, plain_line
+from pytest_aorta.trials.lines import plain_line
+from pytest_aorta.trials.readers import guessed_options
 
 #: Runs that are enough: if some have failed, and if none has.
 _ENOUGH, _MOST = 4, 20
@@ -248,6 +251,8 @@ class _Look:
         #: Runs that a deadline has ended while they computed, by their files.
         self._computed: set[str] = set()
         self._said = ""
+        #: Files in the working directory that appeared or changed during the first run.
+        self.written: list[str] = []
 
     def run(self) -> None:
         def terminate(number: int, frame: object) -> None:
@@ -255,7 +260,9 @@ class _Look:
             raise KeyboardInterrupt
 
         signal.signal(signal.SIGTERM, terminate)
+        before = _files(Path.cwd())
         self._pytest("first", {"timeout": f"{self.timeout:g}"} if self.timeout else {}, most=1)
+        self.written = sorted(name for name, state in _files(Path.cwd()).items() if before.get(name) != state)
         if self._is_stuck and not self._is_interrupted:
             # Does another one end? Only then does this one hang.
             self._spent = 0.0
@@ -277,6 +284,8 @@ class _Look:
             self.trials = [trial for trial in self.trials if trial not in cut]
             self.bad = [trial for trial in self.bad if trial not in cut]
         could_not = [trial for trial in self.trials if not_able(trial.record, self._folder)]
+        if not any(facts.is_counted for facts in judged_together([trial.facts for trial in self.trials])):
+            could_not = self.trials
         if len(could_not) == len(self.trials):  # the same in every run: it cannot run here, or like this
             self.lost, self.trials, self.bad = [*could_not, *self.lost], [], []
         for trial in self.bad:
@@ -423,11 +432,6 @@ class _Look:
         cwd = {"cwd": "copy"} if self.written and _is_small(Path.cwd()) else {}
         return {"timeout": duration_text(self.deadline), **cwd}
 
-    @property
-    def written(self) -> list[str]:
-        """Files in the working directory that Python processes of the command have written, sorted."""
-        return sorted({name for trial in self.trials for name in _output(trial.record).get("written", ())})
-
     def lines(self) -> Iterator[str]:
         """What there is to say, with the first sentence first."""
         why = ""
@@ -546,6 +550,26 @@ def two_groups(values: Sequence[float]) -> tuple[tuple[float, int], tuple[float,
 
 #: The last line of a usage error, as argparse, optparse and click write it.
 _USAGE_ERROR = re.compile(r"^(?:\S+: error|Error): (?P<why>.+)$", re.MULTILINE)
+
+
+#: Files of a folder that are looked at.
+_MOST_FILES = 2000
+
+
+def _files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of each file in a folder, by its path; without hidden ones and caches of Python."""
+    found: dict[str, tuple[int, int]] = {}
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__", "results"))]
+        for name in names:
+            path = Path(root, name)
+            with contextlib.suppress(OSError):
+                if not name.startswith("."):
+                    state = path.stat()
+                    found[str(path.relative_to(folder))] = state.st_size, state.st_mtime_ns
+            if len(found) >= _MOST_FILES:
+                return found
+    return found
 
 
 def not_able(record: Mapping[str, Any], folder: Path) -> str:

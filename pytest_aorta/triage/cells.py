@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -20,6 +20,7 @@ from pytest_aorta.triage.facts import (
     TrialFacts,
     WatchedVariables,
     agreed,
+    judged_together,
     summary_of,
 )
 from pytest_aorta.triage.rates import Interval, wilson
@@ -196,8 +197,8 @@ class CellTrials:
         self._statistics = None
 
     @property
-    def finished(self) -> list[TrialFacts]:
-        return [facts for facts in self.trials.values() if facts is not None]
+    def finished(self) -> Sequence[TrialFacts]:
+        return judged_together([facts for facts in self.trials.values() if facts is not None])
 
     def stream(self) -> list[TrialFacts]:
         """The counted trials up to the first that is still running.
@@ -208,9 +209,8 @@ class CellTrials:
         for facts in self.trials.values():
             if facts is None:
                 break
-            if facts.is_counted:
-                found.append(facts)
-        return found
+            found.append(facts)
+        return [facts for facts in judged_together(found) if facts.is_counted]
 
     @property
     def statistics(self) -> CellStatistics:

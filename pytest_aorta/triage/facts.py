@@ -8,7 +8,7 @@ import re
 import statistics
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import PurePosixPath
@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.settings import OPTION
-from pytest_aorta.triage.signatures import Signature, signature_of
-from pytest_aorta.trials.outcome import did_not_run, met_full_disk, shared_event, was_interrupted
+from pytest_aorta.triage.signatures import Signature, bounded, shown, signature_of
+from pytest_aorta.trials.losses import did_not_run, met_full_disk, obstacle_of, shared_event, was_interrupted
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
 WARM_UP = 0.1
@@ -259,6 +259,7 @@ class TrialFacts:
         observed: whether it ran with collectors.
         event: what has kept this trial from being counted, equal for all trials that it has; ``None`` for a trial that
             is counted, or was lost alone.
+        obstacle: what a command lacked before its first step, in words that are equal for all trials that lacked it.
         detected: names of the faults that the output of a command says.
         matched: of each expression for the metrics of a command, whether a line matches.
     """
@@ -284,6 +285,7 @@ class TrialFacts:
     run_seed: int | None = None
     culprit: tuple[int, int] | None = None
     event: str | None = None
+    obstacle: str | None = None
     detected: tuple[str, ...] = ()
     matched: tuple[tuple[str, bool], ...] = ()
     run_sec: float | None = None
@@ -370,6 +372,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         run_seed=request.get("run_seed"),
         culprit=culprit,
         event=None if outcome in COUNTED else shared_event(record),
+        obstacle=obstacle_of(record),
         detected=tuple(output.get("detected") or ()),
         matched=matched,
         run_sec=seconds if is_timed and isinstance(seconds, float) and seconds >= _SHORTEST_RUN else None,
@@ -378,6 +381,15 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         not_collected=tuple(f"{name}: {each['problems'][0]}" for name, each in collected.items() if each["problems"]),
         observed=bool(request.get("collect")),
     )
+
+
+def judged_together(trials: Sequence[TrialFacts]) -> Sequence[TrialFacts]:
+    """The trials of one cell: where all have ended for want of the same thing, before they began, none of them ran."""
+    reasons = {each.obstacle for each in trials if each.is_counted}
+    if len(reasons) != 1 or None in reasons:
+        return trials
+    why = Signature("exception", "run", message=bounded(shown(reasons.pop() or "")))
+    return [replace(each, outcome="did not run", signature=why) if each.is_counted else each for each in trials]
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:

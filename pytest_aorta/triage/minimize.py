@@ -11,7 +11,7 @@ from scipy.special import betaln
 
 from pytest_aorta.common.texts import counted
 from pytest_aorta.triage import MARGIN
-from pytest_aorta.triage.facts import TrialFacts
+from pytest_aorta.triage.facts import TrialFacts, judged_together
 from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
 from pytest_aorta.triage.verdicts import LEVEL, NOT_RUN
 
@@ -221,7 +221,7 @@ def _log_chance(failures: int, passes: int, a: float, b: float) -> float:
 
 
 def _never_ran(trials: Sequence[TrialFacts]) -> bool:
-    return len(trials) >= NOT_RUN and all(facts.outcome == "did not run" for facts in trials)
+    return len(trials) >= NOT_RUN and all(facts.outcome == "did not run" for facts in judged_together(trials))
 
 
 def conclusion(found: Minimized, name: str) -> tuple[bool, str]:

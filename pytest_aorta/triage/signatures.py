@@ -263,6 +263,18 @@ _PLACE = 50
 _SHORT = 40
 _TEXT = 260
 
+#: What is said of a worker that a signal has ended, by torch in the parent and in the worker.
+_WORKER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: ([\w -]+)|exited unexpectedly)"
+    r"|Unexpected ([\w -]+) encountered in worker"
+)
+
+#: Exceptions of a process whose pipe to another one is closed.
+_CLOSED = ("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
+
+#: What a program has printed before it ended itself, in the message of a command's failure.
+_LAST_WORDS = re.compile(r"ended itself with exit code -?\d+(?:, after step [^:]*)?: (.+)")
+
 #: Where a process hung, at the end of its message: ``all_reduce in step() at train.py line 88``.
 _HUNG = re.compile(
     r"; (?:(?P<called>[^;\n]+?) in )?(?:(?P<name>[^;\n]+?)\(\) at )?(?P<file>[^;\n]+) line (?P<line>\d+)"
@@ -334,9 +346,9 @@ class Signature:
         what = f"{self._what} at exit" if self.phase == "exit" else self._what
         if self.where:
             return bounded(f"{what} ({self.where})" + (f" after {self.cause}" if self.cause else ""), _TEXT)
-        if self.kind in ("signal", "exit_code", "timeout", "stall") and not (self.kind == "signal" and self.message):
-            in_phase = f" in {self.phase}()" if self.phase in ("setup", "run", "cleanup") else f" in {self.phase}"
-            what += "" if self.phase == "exit" else in_phase
+        says_why = bool(self.message) if self.kind == "signal" else self.kind == "exit_code" and ": " in self.message
+        if self.kind in ("signal", "exit_code", "timeout", "stall") and not says_why and self.phase != "exit":
+            what += f" in {self.phase}()" if self.phase in ("setup", "run", "cleanup") else f" in {self.phase}"
         return bounded(f"{what} of a rank" if self.role else what, _TEXT)
 
     @property
@@ -384,6 +396,9 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
     role = "" if failure.get("rank") is None and failure.get("confidence") is None else "rank"
     message = _OF_RANKS.sub("", failure.get("message") or "", count=1) if role else failure.get("message") or ""
     text = failure.get("traceback") or ""
+    detected = (record["result"].get("output") or {}).get("detected") or {}
+    if ended := _ended_worker(failure, (detected.get("worker") or {}).get("first") or ""):
+        return Signature("exception", phase, message=ended)
     target = ((record.get("request") or {}).get("workload") or {}).get("target") or ""
     frames = frames_of(text)
     if kind == "signal" and failure.get("signal"):
@@ -405,10 +420,15 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
         called = called or shown((native_data.get(f"rank_{failure.get('rank') or 0}") or {}).get("function") or "")
         return Signature(kind, phase, "", "rank" if record.get("ranks") else role, where, called)
     if kind == "exit_code":
-        # Of ranks, the lines are of all of them, and say what has followed from the cause as well.
-        said = "" if role else next(iter((record["result"].get("output") or {}).get("detected") or ()), "")
         words = words_of(message, host) if code is None else f"exit code {code}"
-        return Signature(kind, phase, "", role, message=f"{words} ({said})" if said else words)
+        if not role:  # of ranks, the lines are of all of them, and say what has followed from the cause as well
+            last = _LAST_WORDS.match(message)
+            said = [name for name in detected if name != "nan" or last is None]
+            if said:
+                words = f"{words} ({said[0]})"
+            elif last is not None:
+                words = f"{words}: {words_of(last[1], host)}"
+        return Signature(kind, phase, "", role, message=bounded(words))
     if kind == "result" and not failure.get("type"):
         ranks = (rank for rank in record.get("ranks") or () if rank["rank"] == failure.get("rank"))
         result = next((rank["result"] for rank in ranks if rank.get("result")), record["result"])
@@ -429,6 +449,20 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
         where = _place(frames_of(first), target)
         cause = f"{cause} ({where})" if where else cause
     return Signature(kind, phase, type_name, role, _place(frames, target), words, cause)
+
+
+def _ended_worker(failure: Mapping[str, Any], said: str) -> str:
+    """What has ended a worker of a ``DataLoader``, where that is what a process has failed of; empty where it is not.
+
+    Its parent raises that in whatever it does then, or once it misses the worker, or it finds a pipe closed. Only some
+    of these say the signal, and what the output has ``said`` may.
+    """
+    message, text = failure.get("message") or "", failure.get("traceback") or ""
+    follows = failure["kind"] in ("signal", "exit_code") or failure.get("type") in _CLOSED
+    if not _WORKER.search(message) and not (said and follows):
+        return ""
+    signals = (found[1] or found[2] for found in _WORKER.finditer(f"{message}\n{text}\n{said}"))
+    return _joined(": ", "a DataLoader worker ended", next(filter(None, signals), "").lower())
 
 
 def _joined(separator: str, *words: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -39,7 +38,7 @@ _NEXT: dict[Phase, Phase] = {
 _BEFORE_SETUP = ("launch", "import")
 
 #: A failure in these phases is no result of the workload.
-_BEFORE_WORK = ("launch", "import", "setup")
+BEFORE_WORK = ("launch", "import", "setup")
 
 
 @dataclass
@@ -170,10 +169,10 @@ def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
         of_rank = replace(of_rank, message=f"{of_rank.message}; {seen.location}")
     if result is not None and of_rank is not None:  # also where rank 0 has passed
         of_rank = _judged(of_rank, result)
-        return _status_with(result, of_rank), of_rank
+        return _status_with(of_rank), of_rank
     if result is not None and not result.passed:
         own = _judged(failures.get("run") or unpassed_failure(result), result)
-        return _status_with(result, own), own
+        return _status_with(own), own
     # A rank that hangs outweighs what rank 0 has lost by its end, before a deadline of its own.
     if of_rank is not None and (not seen.timed_out or (of_rank.is_late and failures)):
         failure: Failure | None = of_rank
@@ -188,7 +187,7 @@ def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
         failure = _ended_early(seen)
     if result is not None or failure is None:
         return "ok", failure
-    if failure.phase in _BEFORE_WORK and not failure.is_late:
+    if failure.phase in BEFORE_WORK and not failure.is_late:
         return "infrastructure_failed", failure
     return _status_of(failure), failure
 
@@ -200,54 +199,26 @@ def _status_of(failure: Failure) -> ExitStatus:
     return "infrastructure_failed" if lost else "workload_failed"
 
 
-#: Types of the failures of commands that say nothing about the workload. The first is a skipped test for pytest.
-CANNOT_JUDGE, NOTHING_DONE = "CannotJudge", "NothingDone"
+#: Type of the failure of a command that says nothing about the workload, which is a skipped test for pytest.
+CANNOT_JUDGE = "CannotJudge"
 
 #: Exit codes of a test that cannot judge, as of automake and of ``git bisect``.
 _CANNOT_JUDGE_CODES = (77, 125)
-
-#: There is nothing to run on.
-_NO_DEVICE = re.compile(
-    r"Found no NVIDIA driver|No (?:CUDA|HIP) GPUs are available|not compiled with (?:CUDA|ROCm|HIP) enabled"
-    r"|no (?:CUDA|ROCm)-capable device|NVIDIA driver on your system is too old|CUDA driver version is insufficient"
-    r"|[Nn]o GPUs? found|lib(?:cuda|amdhip64|cudart)\S*\.so|CUDA device but torch\.cuda\.is_available\(\) is False"
-    r"|invalid device ordinal"
-)
-
-#: What shells and interpreters say of a program or script that is not there, with these exit codes.
-_NO_PROGRAM = re.compile(r"can't open file|not found|No such file or directory|Permission denied|cannot execute")
-_NO_PROGRAM_CODES = (2, 126, 127)
-
-_NOT_THERE = ("ImportError", "ModuleNotFoundError", "FileNotFoundError")
 
 
 def cannot_judge(why: str) -> Failure:
     return Failure("run", "result", f"cannot judge: {why}", CANNOT_JUDGE)
 
 
-def nothing_done(code: int) -> Failure:
-    """The failure of a command whose lines should say steps, and say none."""
-    return Failure("run", "result", f"exit code {code}, but no line of its output says a step", NOTHING_DONE)
-
-
 def _judged(failure: Failure, result: ResultRecord) -> Failure:
-    """The failure of a command before its first step, where what it needs is not there, is one of its setup."""
-    if not result.output or failure.phase != "run" or failure.is_late:
+    """The failure of a command, whose exit code may say that it cannot judge."""
+    if not result.output or failure.kind != "exit_code" or failure.exit_code not in _CANNOT_JUDGE_CODES:
         return failure
-    if failure.kind == "exit_code" and failure.exit_code in _CANNOT_JUDGE_CODES:
-        return replace(cannot_judge(f"exit code {failure.exit_code}"), rank=failure.rank, exit_code=failure.exit_code)
-    no_program = failure.kind == "exit_code" and failure.exit_code in _NO_PROGRAM_CODES
-    is_missing = (
-        (no_program and _NO_PROGRAM.search(failure.message) is not None)
-        or (failure.type or "").rpartition(".")[2] in _NOT_THERE
-        or (failure.kind == "exception" and _NO_DEVICE.search(failure.message) is not None)
-    )
-    return replace(failure, phase="setup") if is_missing and result.executed_iterations is None else failure
+    return replace(cannot_judge(f"exit code {failure.exit_code}"), rank=failure.rank, exit_code=failure.exit_code)
 
 
-def _status_with(result: ResultRecord, failure: Failure) -> ExitStatus:
-    unjudged = failure.type in (CANNOT_JUDGE, NOTHING_DONE) or (result.output and failure.phase in _BEFORE_WORK)
-    return "infrastructure_failed" if unjudged and not failure.is_late else _status_of(failure)
+def _status_with(failure: Failure) -> ExitStatus:
+    return "infrastructure_failed" if failure.type == CANNOT_JUDGE and not failure.is_late else _status_of(failure)
 
 
 def place(phase: Phase) -> str:
@@ -319,71 +290,9 @@ def unpassed_failure(result: ResultRecord) -> Failure:
 INTERRUPTED = "interrupted: "
 HOST_DIED, NO_HOST = "the host that ran this trial died: ", "there is no host left to run it: "
 
-_SHARED = re.compile("|".join(map(re.escape, (INTERRUPTED, HOST_DIED, NO_HOST))))
-
-#: ``ENOSPC`` and ``EDQUOT``, as the message of an ``OSError`` has them.
-_FULL_DISK = re.compile(r"\[Errno (28|122)\] ")
-
 
 def interruption(phase: Phase, why: str) -> Failure:
     return Failure(phase, "signal", f"{INTERRUPTED}{why}")
-
-
-def was_interrupted(record: Mapping[str, Any]) -> bool:
-    return ((record.get("failure") or {}).get("message") or "").startswith(INTERRUPTED)
-
-
-def did_not_run(record: Mapping[str, Any]) -> bool:
-    """Whether a trial, as its file has it, has ended before its main work, and so says nothing about the workload.
-
-    A deadline that passed before ``run()`` of a rank began says nothing either, unless ranks have been started again.
-    """
-    status, failure = record["exit_status"], record.get("failure") or {}
-    if status == "ok":
-        return False
-    if status == "timeout":
-        restarted = bool((record.get("elastic") or {}).get("attempts"))
-        ended = [failure, *(rank.get("failure") or {} for rank in record.get("ranks") or ())]
-        late = [each for each in ended if each.get("kind") in ("timeout", "stall") and each["phase"] in _BEFORE_WORK]
-        never_heard_of = any(each.get("kind") == "rank" for each in ended)
-        return not restarted and (never_heard_of or bool(late))
-    if record["result"].get("main_work_started") is False:
-        return True
-    unjudged = failure.get("type") in (CANNOT_JUDGE, NOTHING_DONE)
-    return status == "infrastructure_failed" and (failure.get("phase") in _BEFORE_WORK or unjudged)
-
-
-def met_full_disk(record: Mapping[str, Any]) -> bool:
-    failure = record.get("failure") or {}
-    return failure.get("type") == "OSError" and _FULL_DISK.search(failure["message"]) is not None
-
-
-def is_lost(record: Mapping[str, Any]) -> bool:
-    return did_not_run(record) or record["exit_status"] == "infrastructure_failed" or met_full_disk(record)
-
-
-def shared_event(record: Mapping[str, Any]) -> str | None:
-    """What has ended this trial, in words that are equal for all trials that it has ended; ``None`` for nothing shared.
-
-    A broken preparation of a cell is one event, in whichever trials it is recorded: none of them had a process of its
-    own. So are a host that died, the end of a run, and a disk that is full.
-    """
-    failure = record.get("failure")
-    if failure is None:
-        return None
-    message: str = failure["message"]
-    variables = (record.get("env") or {}).get("env_vars") or {}
-    job = (record.get("side_by_side") or {}).get("job") or variables.get("SLURM_JOB_ID")
-    place = record.get("host") if job is None else f"job {job}"
-    if met_full_disk(record):
-        return f"no space left on {place}"
-    if found := _SHARED.match(message):
-        text = message if found[0] == INTERRUPTED else message[found.end() :]
-        return text if job is None else f"{text} ({place})"
-    # A worker that died has taken one trial along.
-    alone = failure["kind"] == "signal" and failure.get("signal") is None
-    had_process = "wall_clock_sec" not in record or record["wall_clock_sec"] is not None
-    return None if alone or had_process else f"{message} ({place})"
 
 
 def was_terminated(failure: Failure | None) -> bool:

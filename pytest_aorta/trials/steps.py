@@ -126,3 +126,36 @@ def read_steps(path: Path) -> Event | None:
     except (OSError, struct.error):
         return None
     return {"type": "progress", "step": step, "total": None if total == -1 else total}
+
+
+class SaidSteps:
+    """The steps that one process has said, or several that do not say which of them it is.
+
+    A number that goes back to the first one begins a new count, as that of an epoch. One that goes back to another is
+    of another process: then the time of a step is that between the moments at which any process has first said it.
+    """
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.total: int | None = None
+        self.said_ms: list[float] = []
+        self.are_mixed = False
+        self._first = self._most = 0
+        #: Of all that is said, and of when each step is first said.
+        self._clock, self._of_first = StepClock(), StepClock()
+        self._clock.is_running = self._of_first.is_running = True
+
+    def report(self, step: int, at: float) -> None:
+        if self.step is None:
+            self._first, self._most = step, step - 1
+        elif self._first < step < self.step:
+            self.are_mixed = True
+        if step > self._most:
+            self._most = step
+            self._of_first.report(step, at)
+        self._clock.report(step, at)
+        self.step = step
+
+    @property
+    def times_ms(self) -> list[float]:
+        return self.said_ms or (self._of_first if self.are_mixed else self._clock).times_ms()

@@ -39,7 +39,8 @@ from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryErr
 from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, Reader, seconds, share, shown_command
 from pytest_aorta.triage import margin
 from pytest_aorta.trials.command_line import label_of, words_of
-from pytest_aorta.trials.output import checked_metric, checked_regex, checked_source
+from pytest_aorta.trials.output import checked_metric, checked_regex
+from pytest_aorta.trials.readers import checked_source
 from pytest_aorta.workflow.finding import RecipeError
 
 if sys.version_info >= (3, 11):
@@ -491,6 +492,7 @@ class OutputTable(Table):
     metric: Annotated[tuple[Annotated[str, _read_by(checked_metric)], ...], BeforeValidator(_several)] = ()
     metrics_from: Annotated[tuple[Annotated[str, _read_by(checked_source)], ...], BeforeValidator(_several)] = ()
     fail_on_nonfinite: bool = False
+    allow_nonfinite: Texts = ()
     depends: Texts = ()
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.probe.software import package_list_name, read_package_list
-from pytest_aorta.trials.outcome import is_lost, shared_event
+from pytest_aorta.trials.losses import is_lost, obstacle_of, shared_event
 from pytest_aorta.trials.spec import IMPORTED_MODULES
 from pytest_aorta.workspace.atomic import as_json, locked, remove_abandoned, staged_text, write_json
 from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
@@ -262,7 +262,7 @@ class TrialStore:
         #: Modules that the trials of each folder have imported.
         self._modules: dict[PurePosixPath, frozenset[str]] = {}
         #: Trials of each folder that an earlier run has lost, each for a reason of its own.
-        self._lost: dict[PurePosixPath, int] = {}
+        self._of_cells: dict[PurePosixPath, list[str]] = {}
 
     def artifacts(self, paths: TrialPaths) -> Path:
         """The folder of a trial's artifacts of this process."""
@@ -287,12 +287,13 @@ class TrialStore:
     def _reasons_of_cell(self, paths: TrialPaths) -> list[str]:
         """Why no trial of a cell is kept: were only the lost ones repeated, the outcome would select the trials.
 
-        What one event has cost, it has taken whatever the outcome would have been. All processes of a run come to the
+        Nor are those of a cell that did not run. What one event has cost, it has taken whatever the outcome would have
+        been. All processes of a run come to the
         same answer, however late they ask: what this run has moved aside counts, and what it has written does not.
         """
         folder = paths.file.parent
-        if folder not in self._lost:
-            run, numbers = self.stamp, set()
+        if folder not in self._of_cells:
+            run, numbers, obstacles = self.stamp, set(), set()
             # As the start of a trial has it, to the millisecond.
             began = f"{run[:4]}-{run[4:6]}-{run[6:8]}T{run[9:11]}:{run[11:13]}:{run[13:19]}"
             moved = self.results.glob(f"{HISTORY}/{run}*/{folder}/trial_*.json")
@@ -301,11 +302,14 @@ class TrialStore:
                     continue
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                     record = _load(path)
-                    if record["started_at"] < began and is_lost(record) and shared_event(record) is None:
-                        numbers.add(path.name)
-            self._lost[folder] = len(numbers)
-        lost = self._lost[folder]
-        return [f"their cell has lost trials ({lost}); to repeat only those would select by outcome"] if lost else []
+                    if record["started_at"] < began:
+                        obstacles.add(obstacle_of(record))
+                        if is_lost(record) and shared_event(record) is None:
+                            numbers.add(path.name)
+            lost = f"their cell has lost trials ({len(numbers)}); to repeat only those would select by outcome"
+            lacked = next(iter(obstacles)) if len(obstacles) == 1 else None
+            self._of_cells[folder] = [lost] if numbers else [f"their cell did not run: {lacked}"] if lacked else []
+        return self._of_cells[folder]
 
     def imported_modules(self, paths: TrialPaths) -> frozenset[str]:
         """Top-level modules of installed distributions that any trial of a cell has imported, by its records.

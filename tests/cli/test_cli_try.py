@@ -15,7 +15,7 @@ from support.projects import command
 from support.stage import Stage
 
 from pytest_aorta.cli.try_ import two_groups
-from pytest_aorta.trials.output import guessed_options
+from pytest_aorta.trials.readers import guessed_options
 
 OWN = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # "python" is this one
 TRY = (sys.executable, "-m", "pytest_aorta", "try")
@@ -31,7 +31,7 @@ TRY = (sys.executable, "-m", "pytest_aorta", "try")
         ),
         (
             ['{"step": 4, "val/loss": 0.5}', '{"step": 5, "val/loss": 0.4}'],
-            {"metric": r'step": *(?P<step>\d+).*?\bval/loss": *(?P<val_loss>\S+)'},
+            {"metrics-from": "jsonl"},
         ),
         (
             ["iteration=1 dt=12 ms", "iteration=2 dt=9 ms"],
@@ -41,6 +41,22 @@ TRY = (sys.executable, "-m", "pytest_aorta", "try")
         ([f" 50%|##  | {n}/10 [00:01<00:01, 4.9it/s, loss=0.5]" for n in (5, 6)], {"metrics-from": "tqdm"}),
         ([f"Epoch 0: 50%|# | {n}/10 [00:01<00:01, 4.9it/s]" for n in (5, 6)], {"metrics-from": "lightning"}),
         ([" 5%|# | 1/9 [0:1<0:1]", " 9%|# | 2/9 [0:1<0:1]", "{'loss': 2.3}"], {"metrics-from": "hf"}),
+        (
+            [
+                "update 1: iteration      10/  2500 loss:  3.2 tps: 7",
+                "update 2: iteration      20/  2500 loss:  3.1 tps: 7",
+            ],
+            {"metric": r"iteration *(?P<step>\d+)/ *(?P<total>\d+).*?\bloss: *(?P<loss>\S+).*?\btps: *(?P<tps>\S+)"},
+        ),
+        (
+            [f"{n}%|# | {n}/9 [00:01<00:01, 4.9it/s, loss=0.5, best=inf]" for n in (5, 6)],
+            {"metrics-from": "tqdm", "allow-nonfinite": "best"},
+        ),
+        (
+            ["step 1 loss 2.0 best inf", "step 2 loss 1.0 best inf"],
+            {"metric": r"step *(?P<step>\d+).*?\bloss *(?P<loss>\S+)"},
+        ),
+        (["{'loss': '2.3', 'epoch': '0.5'}", "{'loss': '2.1', 'epoch': '1.0'}"], {"metrics-from": "hf"}),
         (["step 1 loss 11.0"], {}),  # one line says nothing about others
         (["loading 2 files", "done in 3 s"], {}),
     ],

@@ -20,7 +20,7 @@ from support.processes import kill_all, wait_until
 from support.stage import PYTEST, Stage
 
 from pytest_aorta import TrialResult
-from pytest_aorta.trials.outcome import is_lost, shared_event
+from pytest_aorta.trials.losses import is_lost, shared_event
 from pytest_aorta.workspace.trial_store import read_record
 
 TRIALS = 20

@@ -94,7 +94,7 @@ BAD = {
     ),
     "metrics": (
         (*COMMAND, "python heavy.py", "--aorta-metrics-from", "hff"),
-        "--aorta-metrics-from: 'hff' .* tqdm, hf, l",
+        "--aorta-metrics-from: 'hff' .* auto, torchtitan, m",
     ),
     "output of none": (
         (*PLAIN, "--aorta-fail-on", "nan"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.trials.output import OutputFindings, OutputRules, checked_metric, checked_regex
+from pytest_aorta.trials.readers import FORMATS, Format
 
 STEP = r"step (?P<step>-?\d+)"
 LOSS = r"loss (?P<loss>\S+)"
@@ -31,10 +32,11 @@ def test_a_duration_that_a_line_says_counts_instead_of_the_time_between_lines() 
 @pytest.mark.parametrize("text", ["nan", "NaN", "inf", "-inf", "Infinity", "-nan", "nan,"])
 def test_a_metric_that_is_not_finite_fails_where_it_must_be(text: str) -> None:
     lines = ["step 4 loss 0.1", f"step 5 loss {text}", "step 6 loss 0.2", f"step 7 loss {text}"]
-    failed = found_in(lines, OutputRules(metric=(STEP, LOSS), fail_on_nonfinite=True))
+    failed = found_in(lines, OutputRules(metric=(STEP, LOSS)))
     assert (failed.failure_count, failed.first_failure) == (2, 5)
     assert failed.reason.endswith(" at step 5")
-    assert found_in(lines, OutputRules(metric=(STEP, LOSS))).failures == []
+    assert failed.failures[0]["message"].removeprefix("-") in ("NaN in loss", "inf in loss")
+    assert found_in(lines, OutputRules(metric=(STEP, LOSS), allow_nonfinite=("loss",))).failures == []
 
 
 def test_all_failures_are_counted_and_some_listed() -> None:
@@ -118,6 +120,41 @@ def test_the_bars_of_known_loops_need_no_expression(name: str) -> None:
     assert ((found.step, found.total), found.metrics) == (steps, metrics)
 
 
+@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
+def test_each_format_reads_its_example_as_itself_and_as_whatever_it_is(format: Format) -> None:
+    found = {name: found_in([format.example], OutputRules(metrics_from=(name,))) for name in (format.name, "auto")}
+    for each in found.values():
+        assert (each.step is not None) == ("step" in format.expression.groupindex)
+        assert each.step is None or each.step > 0
+        if not format.expression.pattern.startswith(r"^\s*\d+%"):  # the bar of the Trainer has no metrics
+            assert each.metrics
+        assert each.failures == []
+        assert all(isinstance(value, int | float) for value in each.metrics.values())
+    assert found["auto"].metrics == found[format.name].metrics
+
+
+def test_numbers_of_formats_are_read_as_they_are_written() -> None:
+    lines = {
+        "megatron": ("lm_loss", 10.0, 122),
+        "torchtitan": ("tps", 7282, 14),
+        "fairseq": ("ppl", 612.5, 100),
+        "mmengine": ("loss", 2.6201, 50),
+        "keras": ("loss", 0.2203, 1875),
+        "deepspeed": ("lr", 9.65e-06, 20),
+    }
+    for name, (metric, value, step) in lines.items():
+        found = found_in([each.example for each in FORMATS if each.name == name], OutputRules(metrics_from=(name,)))
+        assert (found.metrics[metric], found.step) == (value, step)
+    assert found_in([FORMATS[1].example], OutputRules(metrics_from=("megatron",))).step_times_ms == [86545.2]
+
+
+def test_a_format_with_more_of_its_own_takes_the_steps_from_a_bar_before_it() -> None:
+    bar = "Loading shards: 100%|####| 3/3 [00:02<00:00,  1.2it/s]"
+    lines = [bar, *(f"iter {step}: loss {step}.5, time 10.0ms" for step in (1, 2)), bar]
+    found = found_in(lines, OutputRules(metrics_from=("auto",)))
+    assert (found.step, found.total, found.metrics, found.matched) == (2, None, {"loss": 2.5}, {"metrics-from auto": 3})
+
+
 #: Written by tensorboard 2.21: steps 1 to 3 with ``loss/train`` of 0.5, 0.25 and NaN, as ``simple_value``, and with
 #: ``acc`` of 0.125, 0.25 and 0.375, as a tensor, half a second apart.
 EVENTS = zlib.decompress(
@@ -132,7 +169,11 @@ EVENTS = zlib.decompress(
 def test_metrics_are_read_from_what_the_trial_writes_into_files(tmp_path: Path) -> None:
     (tmp_path / "old.jsonl").write_text('{"step": 9, "loss": NaN}\n')
     sources = [f"tensorboard:{tmp_path}/logs", f"jsonl:{tmp_path}/old.jsonl", f"jsonl:{tmp_path}/new.jsonl"]
-    found = OutputFindings(OutputRules(metrics_from=tuple(sources), fail_on_nonfinite=True))
+    found = OutputFindings(
+        OutputRules(
+            metrics_from=tuple(sources),
+        )
+    )
     (tmp_path / "logs" / "run").mkdir(parents=True)
     (tmp_path / "logs" / "run" / "events.out.tfevents.1").write_bytes(EVENTS + EVENTS[:30])
     (tmp_path / "new.jsonl").write_text(
@@ -151,10 +192,24 @@ def test_a_detector_may_fail_a_trial_by_its_name() -> None:
     assert found.report()["detected"] == {"nan": {"lines": 2, "first": "loss nan"}}
 
 
-def test_without_metrics_any_line_that_says_nan_is_a_failure_where_values_have_to_be_finite() -> None:
+def test_any_value_that_is_not_finite_is_a_failure_where_all_have_to_be_finite() -> None:
     lines = ["grad nan", "loss 1"]
-    assert found_in(lines, OutputRules(fail_on_nonfinite=True)).reason == "its output says nan: grad nan"
-    assert found_in(lines, OutputRules(metric=(LOSS,), fail_on_nonfinite=True)).failures == []
+    for rules in (OutputRules(fail_on_nonfinite=True), OutputRules(metric=(LOSS,), fail_on_nonfinite=True)):
+        assert found_in(lines, rules).reason == "its output says nan: grad nan"
+        assert found_in(lines, rules).failures == [{"message": "NaN in grad"}]
+    assert found_in(lines, OutputRules(fail_on_nonfinite=True, allow_nonfinite=("lr,grad",))).failures == []
+
+
+def test_what_fails_a_trial_is_named_by_more_than_a_metric_and_its_value() -> None:
+    """Its signature is made of it."""
+    lines = ["step 3 loss nan", "step 3 max_loss 0.5", "step 3: bad checksum"]
+    found = found_in(lines, OutputRules(fail_on=("loss|checksum",)))
+    assert [each["message"] for each in found.failures] == ["NaN in loss", "output matches loss|checksum", lines[2]]
+
+
+def test_the_last_words_of_a_program_are_no_metrics() -> None:
+    lines = ["reading golden values", "checksum mismatch: 12 != 14", "step 3 loss 0.5", "other 7", ""]
+    assert found_in(lines, OutputRules(metric=("other (?P<other>.*)",))).last_words == lines[1]
 
 
 def test_a_metric_that_is_no_number_is_to_be_doubted() -> None:

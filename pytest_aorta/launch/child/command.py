@@ -18,7 +18,7 @@ from typing import IO
 from pytest_aorta.launch.child import script
 from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
-from pytest_aorta.trials.outcome import Observation, after_step, cannot_judge, nothing_done
+from pytest_aorta.trials.outcome import Observation, after_step, cannot_judge
 from pytest_aorta.trials.output import RETURNCODE, OutputFindings
 from pytest_aorta.trials.records import Failure, Progress
 from pytest_aorta.trials.workload import CommandResult
@@ -158,15 +158,15 @@ def last_to_leave() -> Iterator[None]:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-#: Characters of the last line of its standard error that a message quotes.
+#: Characters of its last words that a message quotes.
 _SHOWN = 200
 
 
 def command_failure(code: int, found: OutputFindings, errors: str) -> Failure | None:
     """What a command has failed of; ``None`` when it has passed.
 
-    The first of these decides: a signal; a line that matches ``fail_on``, or a metric that must be finite; ``skip_on``;
-    ``pass_on``, in which case no exit code counts; the exit code; that no step was done.
+    The first of these decides: a signal; a line that matches ``fail_on``, or a metric that is not finite; ``skip_on``;
+    the exit code; that no line matches ``pass_on``.
     """
     if code < 0:
         return _after(infer_exit_reason(code, None, errors), found)
@@ -174,16 +174,14 @@ def command_failure(code: int, found: OutputFindings, errors: str) -> Failure | 
         return Failure("run", "result", found.reason)
     if found.skipped:
         return cannot_judge(found.skipped)
-    if found.passed:
-        return None
     if code > 0:
         failure = _after(infer_exit_reason(code, None, errors), found)
-        said = errors.rstrip().rpartition("\n")[2].strip() if failure.kind == "exit_code" else ""
-        return replace(failure, message=f"{failure.message}: {said[:_SHOWN]}") if said else failure
-    if found.rules.pass_on:
+        said = found.last_words[:_SHOWN] if failure.kind == "exit_code" else ""
+        return replace(failure, message=f"{failure.message}: {said}") if said else failure
+    if found.rules.pass_on and not found.passed:
         patterns = " or ".join(map(repr, found.rules.pass_on))
         return _after(Failure("run", "result", f"no line of its output matches {patterns}"), found)
-    return nothing_done(code) if found.rules.has_steps and found.step is None else None
+    return None
 
 
 def _after(failure: Failure, found: OutputFindings) -> Failure:
@@ -195,7 +193,9 @@ def _after(failure: Failure, found: OutputFindings) -> Failure:
 
 def command_result(code: int, found: OutputFindings, errors: str, elapsed: float) -> CommandResult:
     """The result of a command that has ended after ``elapsed`` seconds; the rest as of ``command_failure``."""
-    failure = command_failure(code, found, errors)
+    failure, output = command_failure(code, found, errors), found.report()
+    if failure is None and found.rules.has_steps and found.step is None:
+        output["warnings"].append("passed=True, but no line of its output says a step")
     return CommandResult(
         passed=failure is None,
         failure_count=found.failure_count,
@@ -208,5 +208,5 @@ def command_result(code: int, found: OutputFindings, errors: str, elapsed: float
         executed_iterations=None if found.step is None else max(0, found.step),
         configured_iterations=found.total if found.total is not None and found.total >= 0 else None,
         failure=failure,
-        output=found.report(),
+        output=output,
     )

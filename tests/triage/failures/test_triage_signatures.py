@@ -162,6 +162,42 @@ def test_an_exit_code_is_told_apart_by_what_the_output_says_but_for_that_of_a_ra
     assert said(rank=1) == "exit code 1 in run() of a rank"  # the lines are of all ranks
 
 
+KILLED = "DataLoader worker (pid 3217) is killed by signal: Bus error. It is possible that"
+GONE = "DataLoader worker (pid(s) 3217, 3220) exited unexpectedly"
+SAID = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        ({"kind": "exception", "type": "RuntimeError", "message": KILLED, "traceback": HEADING + STEP}, ""),
+        ({"kind": "exception", "type": "RuntimeError", "message": GONE, "traceback": f"RuntimeError: {KILLED}\n"}, ""),
+        ({"kind": "exception", "type": "RuntimeError", "message": GONE}, SAID),
+        ({"kind": "exception", "type": "ConnectionResetError", "message": "[Errno 104] reset by peer"}, SAID),
+        ({"kind": "exception", "type": "EOFError", "message": ""}, SAID),
+        ({"kind": "exit_code", "exit_code": 1, "message": "ended itself with exit code 1: bye"}, SAID),
+        ({"kind": "signal", "signal": "SIGBUS", "message": "ended by SIGBUS"}, SAID),
+    ],
+)
+def test_a_worker_that_a_signal_has_ended_is_one_signature(failure: dict[str, Any], said: str) -> None:
+    trial = failed(**failure)
+    trial["result"]["output"] = {"detected": {"worker": {"lines": 1, "first": said}} if said else {}}
+    found = signature_of(trial)
+    assert found is not None
+    assert found.text == "a DataLoader worker ended: bus error"
+    trial["failure"] |= {"kind": "exception", "type": "ValueError", "message": "loss is nan"}  # of something else
+    assert "worker" not in getattr(signature_of(trial), "text", "worker")
+
+
+def test_what_a_program_says_last_tells_exit_codes_apart() -> None:
+    messages = [
+        "ended itself with exit code 1, after step 3 of 9: checksum mismatch: 3 != 7",
+        "ended itself with exit code 1",
+    ]
+    texts = [signature("exit_code", exit_code=1, message=message).text for message in messages]
+    assert texts == ["exit code 1: checksum mismatch: # != #", "exit code 1 in run()"]
+
+
 @pytest.mark.parametrize(("blamed", "where"), [(1, "train.py:12 in load"), (None, "train.py:88 in step")])
 def test_a_hang_of_ranks_is_that_of_the_one_that_others_wait_for(blamed: int | None, where: str) -> None:
     message = "the deadline of 8 s passed in run(); {} (last: gloo:all_reduce number 5)"
