@@ -334,8 +334,8 @@ class Task:
 class LentFork(process_tree.Fork):
     """A task in a fork of a zygote that another process owns, and has lent to this one (``Zygote.lend``).
 
-    Its end is known from the zygote, which is its parent; the end of this process is the end of the task. ``swept``: the
-    processes that it had left behind, once it has ended.
+    Its end is known from the zygote, which is its parent; the end of this process is the end of the task. ``swept``:
+    the processes that it had left behind, once it has ended.
 
     Args:
         zygote: what was lent.

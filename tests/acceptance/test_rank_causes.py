@@ -79,11 +79,12 @@ OF_A_COMMAND: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-def test_the_rank_of_a_command_that_is_the_cause_is_named_as_typed_and_in_forks(stage: Stage) -> None:
+def test_the_rank_of_a_command_that_is_the_cause_is_named_in_forks(stage: Stage) -> None:
     stage.copy(FAULTS)
     parts = ("raises", "sleeps", "raises", "segfaults")  # the first trial learns what to import before the forks
     command = f"torchrun --nproc-per-node 3 rank_faults.py {'.'.join(parts)}"
-    stage.run_here("--aorta-command", command, "--aorta-trials", "4", "--aorta-timeout", "30")
+    options = ("--aorta-trials", "4", "--aorta-timeout", "30", "--aorta-isolation", "fork")
+    stage.run_here("--aorta-command", command, *options)
 
     records = [stage.trial(f"command-rank_faults/trial_{trial}.json") for trial in range(len(parts))]
     for part, trial in zip(parts, records, strict=True):

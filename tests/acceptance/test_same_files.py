@@ -27,6 +27,7 @@ MAY_DIFFER = (
     "result.elapsed_sec",
     "result.step_times_ms",
     "result.metrics.pid",
+    *("zygote", "how_started", "seeds.hash", "request.hash_seed"),
     *("side_by_side.workers", "side_by_side.slot"),
     *("request.resources.workers", "request.resources.worker"),
 )

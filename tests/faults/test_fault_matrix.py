@@ -119,7 +119,7 @@ OTHERS = [row for row in ROWS if not row.fault.hangs]
 BY_HAND = pytest.mark.long
 
 MODES = {
-    "fork": (),
+    "fork": ("--aorta-isolation", "fork"),
     "spawn": ("--aorta-isolation", "spawn"),
     "xdist": ("-n", "2"),
 }

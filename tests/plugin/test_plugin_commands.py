@@ -320,31 +320,28 @@ def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
         run_trials(RunRequest("command", 1, results_dir=stage.results))
 
 
-def test_resume_knows_what_the_processes_of_a_trial_have_read(stage: Stage) -> None:
-    """Through shells, and of files that no word names; what a trial itself writes is no input."""
+def test_resume_knows_the_modules_of_the_processes_of_a_trial_and_what_it_is_told(stage: Stage) -> None:
+    """Through shells, and of modules that no word names."""
     stage.write(
         a="""
-        import importlib, os, subprocess, sys
+        import importlib, subprocess, sys
         importlib.import_module("plug" + "in")
-        print(open("data/" + "values").read())
-        open("log", "a").write("a run")
-        open("log").read()
+        print(open("table").read())
         subprocess.run([sys.executable, "b.py"], check=True)
-        os._exit(0)  # without an orderly end
         """,
-        b="print(open('table').read())",
+        b="import other",
         plugin="x = 1",
+        other="",
     )
-    stage.write_file("data/values", "1")
     stage.write_file("table", "2")
     stage.write_file("go", f"where=.\n{PYTHON} $where/a.py && true\n").chmod(0o755)
-    given = ("--aorta-command", "./go", "--aorta-resume", "--aorta-cwd")
+    given = ("--aorta-command", "./go", "--aorta-resume", "--aorta-depends", "table", "--aorta-cwd")
 
     def start(cwd: str) -> object:
         stage.run_here(*given, cwd).assert_outcomes(passed=1)
         return stage.trial("command-go/trial_0.json")["started_at"]
 
-    for cwd, changed in (("here", ("plugin.py", "data/values", "table")), ("copy", ("a.py",))):
+    for cwd, changed in (("here", ("plugin.py", "other.py", "table")), ("copy", ("a.py",))):
         last = start(cwd)
         assert start(cwd) == last
         for name in changed:
