@@ -98,7 +98,10 @@ class Hook:
         self.asked: set[int] = set()  # pids that this process has asked to end
         self.forks_ranks = 0  # pid of a process that forks the ranks of this agent
         sys.path.extend(path for path in sys_path if path not in sys.path)
-        atexit.register(_try, _note_files, os.path.join(folder, "reads.events"))
+        # Python forgets the file of a script when it has run, and the program may change the words.
+        script = getattr(sys, "argv", [""])[0]
+        script = os.path.abspath(script) if os.path.isfile(script) else ""
+        atexit.register(_try, _note_files, os.path.join(folder, "reads.events"), script)
         self.begin(stacks)
 
     def begin(self, stacks: str = "") -> None:
@@ -302,7 +305,7 @@ def _append(path: str, data: bytes) -> None:
         pass
 
 
-def _note_files(file: str) -> None:
+def _note_files(file: str, script: str) -> None:
     """Append to ``file`` a line per module that is not installed, and per open device: ``r`` or ``d``, and its path.
 
     Per installed package, ``m`` and its name.
@@ -310,6 +313,8 @@ def _note_files(file: str) -> None:
     """
     installed = tuple(prefix + os.sep for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
     lines = []
+    if script and not script.startswith(installed):
+        lines.append("r" + script + "\n")
     for module in list(sys.modules.values())[-_MOST_MODULES:]:
         path = getattr(module, "__file__", None)
         if not isinstance(path, str) or "\n" in path:
