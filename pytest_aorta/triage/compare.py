@@ -14,7 +14,7 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import MARGIN, SPEED_MARGIN, Margin
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
 from pytest_aorta.triage.columns import Column, difference_with_interval, p_value, plain
-from pytest_aorta.triage.draws import StartComparison, starts_p
+from pytest_aorta.triage.draws import StartComparison
 from pytest_aorta.triage.environments import Difference, Environments, differences
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.reading import Results, triage_in_order
@@ -174,9 +174,7 @@ def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float 
         if one.counted and two.counted
     }
     starts = {
-        two.key: StartComparison(starts_p(two.starts, one.starts), two.starts, one.starts)
-        for one, two in cells
-        if one.shared_starts or two.shared_starts
+        two.key: StartComparison(two.starts, one.starts) for one, two in cells if one.shared_starts or two.shared_starts
     }
     pairs = [Pair(partner[key], each, (each,), starts=starts.get(key)) for key, each in counts.items()]
     judged = dict(zip(counts, judge(pairs, margin, len(pairs)), strict=True))

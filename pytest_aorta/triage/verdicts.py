@@ -18,7 +18,6 @@ from pytest_aorta.triage.draws import (
     seconds_of_process,
     start_rate_below,
     starts_of,
-    starts_p,
 )
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.observer import ObserverEffect, corrected
@@ -112,6 +111,7 @@ class Verdict:
         reason: why there is no more to say; empty where the numbers say it.
         more_trials: of ``undecided``: about how many more trials of the cell would decide.
         more_starts: of ``undecided``: how many more processes of the cell, and of its baseline, the run may go on to.
+        is_of_starts: whether it is the number of processes that leaves it open.
         removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 99 %.
         of: of ``exchanges`` what for what, of ``confounded`` with what.
     """
@@ -120,6 +120,7 @@ class Verdict:
     reason: str = ""
     more_trials: int | None = None
     more_starts: int | None = None
+    is_of_starts: bool = False
     removes: float | None = None
     of: str = ""
 
@@ -305,13 +306,14 @@ def _undecided_starts(starts: StartComparison, margin: Margin, family: int, sequ
     """
     needed = more_starts(starts.cell, starts.base, family)
     if needed:
-        return Verdict("undecided", starts.reason(needed), more_starts=needed)
+        return Verdict("undecided", starts.reason(needed), more_starts=needed, is_of_starts=True)
     failing = starts.failing
     points = margin.of((failing[2] + 0.5) / (failing[3] + 1))
     guess = rates.more_trials(*failing, margin=points, comparisons=family, sequential=sequential)
     if guess is not None and guess > rates.MOST_MORE:
         guess = None
-    return Verdict("undecided", starts.reason(guess), more_starts=guess if sequential else None)
+    more = guess if sequential else None
+    return Verdict("undecided", starts.reason(guess), more_starts=more, is_of_starts=True)
 
 
 def _rate_below(trials: int, *, sequential: bool) -> float:
@@ -633,7 +635,7 @@ class Triage:
                 starts_of(side.finished, lambda facts: facts.signature == signature) for side in (cell, base)
             )
         seconds = seconds_of_process((*cell.finished, *base.finished))
-        return StartComparison(starts_p(ours, theirs), ours, theirs, seconds, family + 1)
+        return StartComparison(ours, theirs, seconds, family + 1)
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool, ended: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""
