@@ -31,7 +31,8 @@ from pytest_aorta.common.texts import counted, duration_text, first_names, one_l
 from pytest_aorta.registry import BUILTIN_MITIGATIONS
 from pytest_aorta.runtime.resources.devices import find_devices
 from pytest_aorta.settings import Reader, RequestError, seconds, shown_command
-from pytest_aorta.triage.columns import below
+from pytest_aorta.triage.columns import bound_text
+from pytest_aorta.triage.draws import start_rate_below, starts_of
 from pytest_aorta.triage.facts import judged_together
 from pytest_aorta.triage.rates import rate_below, smallest_fault, wilson
 from pytest_aorta.triage.reading import RecordedTrial, Results
@@ -455,7 +456,9 @@ class _Look:
         if not bad and (found := self.outcomes):
             yield f"It did not fail in {counted(count, 'run')}, but has {found[1]} ({found[0]})."
         elif not bad:
-            yield f"It did not fail in {counted(count, 'run')}; its failure rate is below {below(rate_below(count))}."
+            processes = starts_of(trial.facts for trial in self.trials)
+            bound = bound_text(rate_below(count), start_rate_below(processes), len(processes))
+            yield f"It did not fail in {counted(count, 'run')}; its failure rate is {bound}."
         elif bad < count:
             yield f"It {verbs} sometimes: in {bad} of {counted(count, 'run')}{where}."
         else:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.settings import OPTION
+from pytest_aorta.triage.draws import Start, starts_of
 from pytest_aorta.triage.facts import (
     LOSSES,
     OUTCOMES,
@@ -138,6 +139,16 @@ class CellStatistics:
                 failures, trials = found.get(each.place.key, (0, 0))
                 found[each.place.key] = failures + each.is_failure, trials + 1
         return found
+
+    @cached_property
+    def starts(self) -> tuple[Start, ...]:
+        """The processes that its counted trials come from."""
+        return starts_of(self.finished)
+
+    @property
+    def shared_starts(self) -> int | None:
+        """How many processes its trials come from, where one served several of them."""
+        return len(self.starts) if any(start.is_shared for start in self.starts) else None
 
     @cached_property
     def variables(self) -> WatchedVariables:

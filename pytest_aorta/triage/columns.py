@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pytest_aorta.common.texts import counted
 from pytest_aorta.triage import Margin
 from pytest_aorta.triage.cells import CellStatistics
+from pytest_aorta.triage.draws import processes
 from pytest_aorta.triage.facts import OUTCOMES, CellKey
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import (
@@ -36,6 +37,17 @@ def below(rate: float) -> str:
     """An upper bound, rounded up, so that it still holds: ``14%``, or ``1.5%`` where it is small."""
     step, decimals = (0.001, 1) if rate < _SMALL else (0.01, 0)
     return f"{min(1.0, -(-(rate - 1e-9) // step) * step):.{decimals}%}"
+
+
+def bound_text(rate: float, start_rate: float | None = None, starts: int = 0) -> str:
+    """What a cell without failures bounds: ``below 1.8%; below 26% for what a process draws once (10 processes)``."""
+    if start_rate is None:
+        return f"below {below(rate)}"
+    return f"below {below(rate)}; below {below(start_rate)} for what a process draws once ({processes(starts)})"
+
+
+def _bound(row: Row) -> str:
+    return "" if row.rate_below is None else bound_text(row.rate_below, row.start_rate_below, len(row.cell.starts))
 
 
 def rate_with_interval(rate: float | None, interval: Interval) -> str:
@@ -129,6 +141,11 @@ def _range(numbers: Sequence[int]) -> str:
     return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]}-{numbers[-1]}"
 
 
+def _short_bound(row: Row, rate: float) -> str:
+    starts = "" if row.start_rate_below is None else f", starts <{below(row.start_rate_below)}"
+    return f"<{below(rate)}{starts}"
+
+
 def _verdict(row: Row) -> str:
     if not row.has_verdict and row.verdict.kind == "undecided":
         return ""
@@ -181,10 +198,14 @@ COLUMNS: tuple[Column[Row], ...] = (
            formats=_EVERYWHERE, always=True),
     Column("counted", lambda row: row.cell.counted),
     Column("failure_rate", lambda row: row.cell.rate, "Rate (95%)",
-           lambda row: f"0% (<{below(row.rate_below)})" if row.rate_below is not None
+           lambda row: f"0% ({_short_bound(row, row.rate_below)})" if row.rate_below is not None
            else rate_with_interval(row.cell.rate, row.cell.rate_interval), formats=_EVERYWHERE, always=True),
     Column("failure_rate_interval", lambda row: row.cell.rate_interval),
     Column("rate_below", lambda row: row.rate_below),
+    Column("start_rate_below", lambda row: row.start_rate_below),
+    Column("starts", lambda row: row.cell.shared_starts, "From",
+           lambda row: counted(row.cell.shared_starts, "start") if row.cell.shared_starts else "",
+           formats=_EVERYWHERE),
     # Not in matrix.json, which has all outcomes in one place.
     Column("", lambda row: row.cell.count("timeout") or "", "Timeouts", formats=("markdown",)),
     Column("", lambda row: row.cell.count("infrastructure") or "", "Infrastructure", formats=("markdown",)),
@@ -264,15 +285,16 @@ def conclusions(table: Table) -> list[str]:
         if row.comparison is not None:
             groups.setdefault(row.comparison.baseline, []).append(row)
     several = len({(key.workload, key.test, key.options) for key in groups}) > 1
-    place = table.associations.place
-    found = [] if place is None else [f"{place.sentence}."]
+    gathered = (table.associations.place, table.associations.start)
+    found = [f"{each.sentence}." for each in gathered if each is not None]
     found += node_sentences(table.nodes)
     for key, rows in groups.items():
         base, most = table.row(key).cell, table.row(key).rate_below
         speeds = _speeds(rows, base)
         if most is not None and all(row.rate_below is not None for row in rows if row.cell.counted):
             is_on_speed = any(row.is_on_speed for row in rows)
-            sentences = [*speeds, _no_failure(base, most, "No failure" if speeds or is_on_speed else "Nothing to fix")]
+            opening = "No failure" if speeds or is_on_speed else "Nothing to fix"
+            sentences = [*speeds, _no_failure(base, _bound(table.row(key)), opening)]
         else:
             sentences = [_sentence(rows, base, table.settings.margin), *speeds]
         sentence = " ".join(sentences)
@@ -298,7 +320,7 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
         text = f"{_mitigation(first, base)} {does.get(kind, first.verdict.text)}: {_evidence(first, base)}"
         # What a cure removes at least, and what may be left.
         bounds = [f"it removes at least {first.verdict.removes:.0%} of the failures"] if first.verdict.removes else []
-        bounds += [f"its failure rate is below {below(first.rate_below)}"] if first.rate_below is not None else []
+        bounds += [f"its failure rate is {_bound(first)}"] if first.rate_below is not None else []
         if bounds and kind in ("fixes", "reduces"):
             text += "; " + ", and ".join(bounds)
         if kind == "fixes" and len(found) > 1:
@@ -331,12 +353,12 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
     return f"No verdict: {base.key.cell} is there to compare with, and no other cell says anything."
 
 
-def _no_failure(base: CellStatistics, most: float, start: str) -> str:
+def _no_failure(base: CellStatistics, bound: str, start: str) -> str:
     lost = f", but {counted(base.lost, 'trial')} of {base.total} were lost" if base.lost else ""
     detected = base.tally("detected")
     sentence = (
         f"{'No failure' if lost or detected else start}: {base.key.cell} has not failed in "
-        f"{counted(base.counted, 'trial')}{lost}; its failure rate is below {below(most)}."
+        f"{counted(base.counted, 'trial')}{lost}; its failure rate is {bound}."
     )
     for name, number in detected.items():
         sentence += f" The output of {number} says {name}: failures, if you add --aorta-fail-on=@{name}."
@@ -373,6 +395,8 @@ def _undecided(rows: Sequence[Row], base: CellStatistics) -> str:
     if doubted:
         first = doubted[0]
         return f"Undecided: {_mitigation(first, base)} differs ({_evidence(first, base)}), but {first.verdict.reason}."
+    if of_starts := [row.verdict.reason for row in rows if row.verdict.is_of_starts]:
+        return f"Undecided: {of_starts[0]}."
     more = [row.verdict.more_trials for row in rows if row.verdict.more_trials is not None]
     names = _names([_mitigation(row, base) for row in rows])
     text = f"Undecided: {counted(base.counted, 'trial')} of {base.key.cell} and as many of {names} are too few to tell"

@@ -14,6 +14,7 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import MARGIN, SPEED_MARGIN, Margin
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
 from pytest_aorta.triage.columns import Column, difference_with_interval, p_value, plain
+from pytest_aorta.triage.draws import StartComparison
 from pytest_aorta.triage.environments import Difference, Environments, differences
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.reading import Results, triage_in_order
@@ -172,7 +173,10 @@ def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float 
         for one, two in cells
         if one.counted and two.counted
     }
-    pairs = [Pair(partner[key], each, (each,)) for key, each in counts.items()]
+    starts = {
+        two.key: StartComparison(two.starts, one.starts) for one, two in cells if one.shared_starts or two.shared_starts
+    }
+    pairs = [Pair(partner[key], each, (each,), starts=starts.get(key)) for key, each in counts.items()]
     judged = dict(zip(counts, judge(pairs, margin, len(pairs)), strict=True))
     # Of all trials as at one place: that of the other run may have been another machine.
     times: list[tuple[list[Measured], list[Measured]]] = [(_times(two), _times(one)) for one, two in cells]

@@ -249,6 +249,12 @@ class TrialFacts:
         file: of the record, relative to the results directory.
         failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
         run_seed: that of ``--aorta-seed``, with which trials of one index have the same seeds in all cells.
+        start: the process from which it was forked, by its index in the cell: those of one share what it drew at its
+            start. ``None`` for a trial that was a process of its own.
+        in_one_process: whether all trials of all cells share one process, so that starts make no difference between
+            cells.
+        hash_seed: ``PYTHONHASHSEED`` of its interpreter, of the first rank where it has ranks; ``None`` where nobody
+            knows it.
         culprit: the rank that has failed, if all others have only because of it, and how many ranks there are.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         run_sec: duration of ``run()`` of a command that says no steps and has passed; ``None`` for any other, and where
@@ -283,6 +289,9 @@ class TrialFacts:
     failed_rank: int | None = None
     place: Place = Place()
     run_seed: int | None = None
+    start: int | None = None
+    in_one_process: bool = False
+    hash_seed: int | None = None
     culprit: tuple[int, int] | None = None
     event: str | None = None
     obstacle: str | None = None
@@ -339,6 +348,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         failed = [each for each in ranks if each.get("failure") and not each.get("collateral")]
         if all(each["rank"] == rank and each.get("blame") != "unknown" for each in failed):
             culprit = (rank, len(ranks))
+    seeds = (each.get("seeds") or {} for each in (record, *sorted(ranks, key=lambda each: int(each["rank"]))))
     # In a plan, the name of the cell says all; trials of a test may differ in all that a test can choose.
     cell = record.get("cell") or f"{record['execution_env']['name']}-{'+'.join(record['mitigations_applied'])}"
     test = record.get("test") or {}
@@ -370,6 +380,9 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
             job=beside.get("job") or variables.get("SLURM_JOB_ID"),
         ),
         run_seed=request.get("run_seed"),
+        start=record.get("zygote"),
+        in_one_process=request.get("isolation") == "none",
+        hash_seed=next((each["hash"] for each in seeds if each.get("hash") is not None), None),
         culprit=culprit,
         event=None if outcome in COUNTED else shared_event(record),
         obstacle=obstacle_of(record),

@@ -53,7 +53,7 @@ class Interval:
         return low <= self.low and self.high <= high
 
 
-def wilson(failures: int, trials: int, level: float = 0.95) -> Interval:
+def wilson(failures: float, trials: float, level: float = 0.95) -> Interval:
     """The score interval of a rate (Wilson 1927; without continuity correction); all of 0 to 1 without a trial."""
     if trials == 0:
         return Interval(0.0, 1.0)
@@ -74,7 +74,7 @@ class Estimate:
     high: float
 
 
-def arms(tables: Sequence[Counts], level: float = 0.95) -> tuple[Estimate, Estimate]:
+def arms(tables: Sequence[tuple[float, float, float, float]], level: float = 0.95) -> tuple[Estimate, Estimate]:
     """The rates of a cell and of its baseline, over strata: the mean of those of each, with common weights.
 
     The weights are those of Cochran, Mantel & Haenszel; the ends are recovered from the Wilson intervals of the strata

@@ -18,6 +18,11 @@ nearest to it (Kullback-Leibler). The capital is the product over the pairs. It 
 rates within the null: at rates (a, b) the expected value is f(a) g(b) with affine f and g, both 1 at (a0, b0); log f +
 log g is concave, and that (a0, b0) is the nearest point of a convex set says that it does not rise from there in any
 direction into the null. So it holds as well while rates drift, as long as they stay within the null.
+
+Trials that share a start are no draws of their own. A pair is one start of each then, and an observation the share of
+its trials that has failed: the bet on it is the mean of the bets on all pairs of a trial of the one start and a trial
+of the other. Each of these is fair, or worse, whatever the trials of a start have in common, and so is their mean (Vovk
+& Wang 2021, "E-values: calibration, combination and applications": an average of E-values is one).
 """
 
 from __future__ import annotations
@@ -38,8 +43,8 @@ from pytest_aorta.triage.rates import RATIO_LEVEL, Interval
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
-#: Whether the trial of the baseline, and that of the cell, has failed.
-Pairs: TypeAlias = Sequence[tuple[bool, bool]]
+#: Whether the trial of the baseline, and that of the cell, has failed; of starts, the share of their trials.
+Pairs: TypeAlias = Sequence[tuple[float, float]]
 
 # The ends of the intervals lie on these grids, rounded outwards.
 _GRID = [step / 100 for step in range(-99, 100)]
@@ -158,7 +163,7 @@ class PairedEProcess:
         # Which rates of the grid are alternatives to a null: its last ones, or its first.
         self._first_above = np.searchsorted(contrasts, np.array(values, float) + 1e-12)
         self._first_not_below = np.searchsorted(contrasts, np.array(values, float) - 1e-12)
-        self._pairs = self._base_failures = self._cell_failures = 0
+        self._pairs, self._base_failures, self._cell_failures = 0, 0.0, 0.0
 
     @property
     def peaks(self) -> tuple[Numbers, Numbers]:
@@ -172,22 +177,24 @@ class PairedEProcess:
         """Bet on further pairs; returns the logarithms of the capitals after each."""
         found = [self.log_capital[None]]
         for start in range(0, len(pairs), _CHUNK):
-            base, cell = np.asarray(pairs[start : start + _CHUNK], int).T
+            base, cell = np.asarray(pairs[start : start + _CHUNK], float).T
             number = np.arange(len(base))
             # Each bet knows what came before its pair, and nothing else.
             base_before = self._base_failures + np.cumsum(base) - base
             cell_before = self._cell_failures + np.cumsum(cell) - cell
             on_base, on_cell = self.gains(self._pairs + number, base_before, cell_before)
-            capital = found[-1][-1] + np.cumsum(on_base[base, number] + on_cell[cell, number], axis=0)
+            capital = found[-1][-1] + np.cumsum(_of_shares(on_base, base) + _of_shares(on_cell, cell), axis=0)
             self._peaks = np.maximum(self._peaks, capital.max(axis=0))
             self._pairs += len(base)
-            self._base_failures += int(base.sum())
-            self._cell_failures += int(cell.sum())
+            self._base_failures += float(base.sum())
+            self._cell_failures += float(cell.sum())
             found.append(capital)
         self.log_capital = found[-1][-1]
         return np.concatenate(found)[1:]
 
-    def gains(self, pairs: Integers, base_failures: Integers, cell_failures: Integers) -> tuple[Numbers, Numbers]:
+    def gains(
+        self, pairs: Integers, base_failures: Integers | Numbers, cell_failures: Integers | Numbers
+    ) -> tuple[Numbers, Numbers]:
         """By how much the logarithm of each capital changes, for the baseline's trial and for the cell's.
 
         The arguments are the counts before the pair, one number for each of several pairs. Both results have the shape
@@ -208,6 +215,18 @@ class PairedEProcess:
         base, cell = np.where(bets, base / weight, 0.5), np.where(bets, cell / weight, 0.5)
         on_base, on_cell = log_ratios(base, cell, *self._contrast.nearest(base, cell, self._nulls))
         return np.where(bets, on_base, 0), np.where(bets, on_cell, 0)
+
+
+def _of_shares(gains: Numbers, shares: Numbers) -> Numbers:
+    """The logarithm of the mean bet on trials of which these shares have failed."""
+    number = np.arange(len(shares))
+    is_one = (shares == 0) | (shares == 1)
+    found: Numbers = gains[(shares == 1).astype(int), number]
+    if not is_one.all():
+        part = shares[~is_one, None]
+        ok, failed = np.exp(gains[:, ~is_one])
+        found[~is_one] = np.log((1 - part) * ok + part * failed)
+    return found
 
 
 @dataclass(frozen=True)
@@ -239,7 +258,7 @@ class SequentialTest:
         self._ratio = PairedEProcess(sorted({*_RATIOS, *((1 - share, 1 + share) if share < 1 else ())}), RATIO)
         self._comparison: SequentialComparison | None = None
         self._seen = 0
-        self.pairs: list[tuple[bool, bool]] = []
+        self.pairs: list[tuple[float, float]] = []
 
     def comparison(self) -> SequentialComparison:
         """What ``pairs``, to which others are appended in their order, say so far."""
@@ -285,13 +304,13 @@ def is_confirmed(pairs: Pairs, level: float) -> bool:
     return True
 
 
-def hopeless_at(pairs: Pairs) -> tuple[int, int, int] | None:
+def hopeless_at(pairs: Pairs) -> tuple[float, float, int] | None:
     """When the second of each pair is hopeless as a cure of the first: failures of both, and the number of pairs.
 
     Its trials are better spent elsewhere. That ends trials early and is no verdict: how often a cell is called better
     falsely does not depend on it.
     """
-    base_failures = failures = 0
+    base_failures = failures = 0.0
     for number, (base, cell) in enumerate(pairs, 1):
         base_failures, failures = base_failures + base, failures + cell
         if is_hopeless(base_failures, failures, number):
@@ -300,7 +319,7 @@ def hopeless_at(pairs: Pairs) -> tuple[int, int, int] | None:
 
 
 @lru_cache(maxsize=4096)
-def is_hopeless(base_failures: int, failures: int, trials: int) -> bool:
+def is_hopeless(base_failures: float, failures: float, trials: int) -> bool:
     """Whether a cell hardly halves the baseline's rate, and hardly raises it, after as many trials of both.
 
     The posterior probabilities of either, with a Jeffreys prior for each rate, are below 3 % and 80 %.

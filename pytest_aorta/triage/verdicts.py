@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +10,15 @@ from pytest_aorta.common.texts import counted
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import DECIDED, Margin, Stop, TriageSettings, rates
 from pytest_aorta.triage.cells import CellStatistics, CellTrials, MitigationEffect, effects
+from pytest_aorta.triage.draws import (
+    StartComparison,
+    check_forks,
+    independent,
+    more_starts,
+    seconds_of_process,
+    start_rate_below,
+    starts_of,
+)
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.observer import ObserverEffect, corrected
 from pytest_aorta.triage.rates import Counts, Interval
@@ -79,7 +88,8 @@ class Comparison:
 
     ``ratio`` is the 99 % interval of the cell's rate divided by the baseline's. ``p`` is two-sided, of this cell alone;
     ``p_adjusted`` is corrected for the number of cells (Holm). Where trials ran in several places, all compare trials
-    of one place with each other.
+    of one place with each other. Where starts served several trials, p is the larger one of the trials' and of the
+    starts', and the intervals are those of as many trials as there are starts.
     """
 
     baseline: CellKey
@@ -104,6 +114,8 @@ class Verdict:
     Attributes:
         reason: why there is no more to say; empty where the numbers say it.
         more_trials: of ``undecided``: about how many more trials of the cell would decide.
+        more_starts: of ``undecided``: how many more processes of the cell, and of its baseline, the run may go on to.
+        is_of_starts: whether it is the number of processes that leaves it open.
         removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 99 %.
         of: of ``exchanges`` what for what, of ``confounded`` with what; ``on the speed``, where that is the question.
     """
@@ -111,6 +123,8 @@ class Verdict:
     kind: VerdictKind
     reason: str = ""
     more_trials: int | None = None
+    more_starts: int | None = None
+    is_of_starts: bool = False
     removes: float | None = None
     of: str = ""
 
@@ -198,6 +212,7 @@ class Pair:
         watched: what their pairs of trials show at any time; ``None`` where the number of trials was set before.
         same_seeds: of pairs of trials with the same seeds: of how many only the baseline has failed, and only the cell.
         apart: ``host`` or ``device``, where they have no place in common; ``time``, where one ended before the other.
+        starts: the test of starts, where one served several trials.
     """
 
     baseline: CellKey
@@ -206,18 +221,28 @@ class Pair:
     watched: SequentialComparison | None = None
     same_seeds: tuple[int, int] | None = None
     apart: str = ""
+    starts: StartComparison | None = None
+
+    @property
+    def trials_p(self) -> float:
+        """The p value if each trial were a draw of its own."""
+        if self.same_seeds is not None:
+            return rates.paired_p(*self.same_seeds)
+        return rates.difference_p(*self.strata[0]) if len(self.strata) == 1 else rates.stratified_p(self.strata)
 
     def comparison(self) -> Comparison:
         """Of this cell alone."""
-        cell, base = rates.arms(self.strata)
+        strata: Sequence[tuple[float, float, float, float]] = self.strata
+        if self.starts is not None and self.counts[1] and self.counts[3]:
+            ours = independent(self.starts.cell) / self.counts[1]
+            theirs = independent(self.starts.base) / self.counts[3]
+            strata = [(a * ours, b * ours, c * theirs, d * theirs) for a, b, c, d in self.strata]
+        cell, base = rates.arms(strata)
         difference, seen = cell.rate - base.rate, self.watched
         if seen is not None:
             return Comparison(self.baseline, difference, seen.interval, seen.ratio, seen.p, seen.p, "sequential")
-        if self.same_seeds is not None:
-            p = rates.paired_p(*self.same_seeds)
-        else:
-            p = rates.difference_p(*self.strata[0]) if len(self.strata) == 1 else rates.stratified_p(self.strata)
-        ratio = rates.ratio_of(*rates.arms(self.strata, rates.RATIO_LEVEL))
+        p = self.trials_p if self.starts is None else max(self.trials_p, self.starts.p)
+        ratio = rates.ratio_of(*rates.arms(strata, rates.RATIO_LEVEL))
         return Comparison(self.baseline, difference, rates.difference_of(cell, base), ratio, p, p, "fixed")
 
 
@@ -255,12 +280,16 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
         return Verdict("confounded", reason, of=f"with {pair.apart}")
     if kind in ("fixes", "reduces"):
         # Three trials without a failure are no cure: the rate may be half of what it was.
-        if kind == "fixes" and _rate_below(trials, sequential=sequential) >= base_failures / base_trials * _CURE:
+        # Where the trials of a start are alike, they are one.
+        number = len(pair.starts.cell) if pair.starts is not None and pair.starts.are_alike else trials
+        if kind == "fixes" and _rate_below(number, sequential=sequential) >= base_failures / base_trials * _CURE:
             kind = "reduces"
         removes = 1 - comparison.ratio.high
         return Verdict(kind, removes=removes if removes > 0 else None)
     if kind != "undecided":
         return Verdict(kind)
+    if pair.starts is not None and (pair.starts.are_alike or pair.trials_p * family < LEVEL):
+        return _undecided_starts(pair.starts, margin, family, sequential)
     points = margin.of((base_failures + 0.5) / (base_trials + 1))
     # The guess is for trials of one place.
     several = pair.strata != (pair.counts,)
@@ -271,6 +300,24 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
         is_quiet = not failures and not base_failures
         return Verdict(kind, "" if is_quiet else f"more than {rates.MOST_MORE} more trials would be needed")
     return Verdict(kind, more_trials=more)
+
+
+def _undecided_starts(starts: StartComparison, margin: Margin, family: int, sequential: bool) -> Verdict:
+    """Undecided for its number of starts, whatever the number of trials.
+
+    A run whose tests hold at one time only may go on to the number of starts below which no split is a difference;
+    beyond, a guess as for trials says how many would probably decide.
+    """
+    needed = more_starts(starts.cell, starts.base, family)
+    if needed:
+        return Verdict("undecided", starts.reason(needed), more_starts=needed, is_of_starts=True)
+    failing = starts.failing
+    points = margin.of((failing[2] + 0.5) / (failing[3] + 1))
+    guess = rates.more_trials(*failing, margin=points, comparisons=family, sequential=sequential)
+    if guess is not None and guess > rates.MOST_MORE:
+        guess = None
+    more = guess if sequential else None
+    return Verdict("undecided", starts.reason(guess), more_starts=more, is_of_starts=True)
 
 
 def _rate_below(trials: int, *, sequential: bool) -> float:
@@ -324,6 +371,7 @@ class Row:
         operators: what takes another time than in its baseline, where both have a profile.
         by_signature: where cell or baseline have failed in more than one way.
         rate_below: of a cell that has not failed: the failure rate is below this, 95 %.
+        start_rate_below: of such a cell whose starts served several trials: the share of starts that fail is below.
         planned: trials of the plan; ``None`` where no plan says it.
     """
 
@@ -335,6 +383,7 @@ class Row:
     by_signature: tuple[SignatureVerdict, ...] = ()
     effect: MitigationEffect | None = None
     rate_below: float | None = None
+    start_rate_below: float | None = None
     planned: int | None = None
 
     @property
@@ -424,22 +473,27 @@ class Triage:
         return choose_baselines([trials.statistics for trials in self._cells.values()], self.settings.baseline)
 
     def compare(
-        self, keys: Sequence[CellKey], baseline: CellKey, family: int, *, sequential: bool = True
+        self, keys: Sequence[CellKey], baseline: CellKey, family: int, *, sequential: bool = True, ended: bool = False
     ) -> list[tuple[Comparison, Verdict]]:
-        """Of cells against their baseline; if ``sequential``, valid however often one looks."""
-        pairs = [self._pair(key, baseline, sequential) for key in keys]
+        """Of cells against their baseline; if ``sequential``, valid however often one looks.
+
+        ``ended``: whether no trial follows, so that the last starts have all of theirs.
+        """
+        pairs = [self._pair(key, baseline, sequential, ended) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
         found = []
         differ = any(verdict.kind in _DIFFERENT for _, verdict in judged)
         runs = dependence(self.cells) if differ else None
-        for key, (comparison, verdict) in zip(keys, judged, strict=True):
+        for key, pair, (comparison, verdict) in zip(keys, pairs, judged, strict=True):
             doubt = ""
             if verdict.kind == "undecided" and sequential and self.settings.screens and family >= SEARCHED:
                 from pytest_aorta.triage.sequential import hopeless_at
 
-                if hopeless := hopeless_at(_paired(self._cells[baseline], self._cells[key])):
+                if hopeless := hopeless_at(_paired(self._cells[baseline], self._cells[key], ended=ended)):
                     base_failures, failures, number = hopeless
-                    reason = f"after {number} trials, {failures} failures against {base_failures}: probably no cure"
+                    what = "starts" if pair.starts is not None else "trials"
+                    reason = f"after {number} {what}, {failures:.3g} failures against {base_failures:.3g}"
+                    reason += ": probably no cure"
                     verdict = Verdict("dropped", reason)
             if verdict.kind in (*_DIFFERENT, "no effect"):
                 cells = self._cells[key].statistics, self._cells[baseline].statistics
@@ -448,7 +502,7 @@ class Triage:
                 from pytest_aorta.triage.sequential import is_confirmed
 
                 more, less = (baseline, key) if verdict.kind != "worse" else (key, baseline)
-                if not is_confirmed(_paired(self._cells[more], self._cells[less]), LEVEL / family):
+                if not is_confirmed(_paired(self._cells[more], self._cells[less], ended=ended), LEVEL / family):
                     doubt = NOT_CONFIRMED
             if verdict.kind in _DIFFERENT and runs is not None:
                 come = "come" if runs.is_significant else "may come"
@@ -469,8 +523,8 @@ class Triage:
             family = baselines.family(baseline)
             compared = [key for key in family if cells[key].counted and cells[baseline].counted]
             number = len(family if sequential else compared)
-            judged = self.compare(compared, baseline, number, sequential=sequential)
-            ways = self._ways(compared, baseline, sequential)
+            judged = self.compare(compared, baseline, number, sequential=sequential, ended=not running)
+            ways = self._ways(compared, baseline, sequential, ended=not running)
             speeds = self.speeds(compared, baseline, number, sequential=sequential)
             # One way to fail may have taken the place of another.
             exchanges = {}
@@ -509,7 +563,10 @@ class Triage:
         for key, cell_numbers in cells.items():
             if cell_numbers.counted and not cell_numbers.failures:
                 below = _rate_below(cell_numbers.counted, sequential=sequential)
-                rows[key] = replace(rows[key], rate_below=below)
+                of_starts = start_rate_below(cell_numbers.starts)
+                if of_starts is not None and sequential:
+                    of_starts = _rate_below(len(cell_numbers.starts), sequential=True)
+                rows[key] = replace(rows[key], rate_below=below, start_rate_below=of_starts)
         if running:
             return Table(tuple(rows.values()), self.settings, tuple(contradictions))
         found = associations(self.cells, differ=any(row.verdict.kind in _DIFFERENT for row in rows.values()))
@@ -519,7 +576,9 @@ class Triage:
                 matched.setdefault(name, []).append(has_matched)
         unmatched = [(name, counted(len(each), "trial")) for name, each in matched.items() if not any(each)]
         idle = (f"--aorta-{name} matched in 0 of {number}" for name, number in unmatched)
-        warnings = (*found.warnings, *contradictions, *idle)
+        checks = [(cell.key, check_forks(cell.finished)) for cell in self.cells]
+        forks = (f"{key.label}: {check.sentence}" for key, check in checks if check.differ)
+        warnings = (*found.warnings, *contradictions, *forks, *idle)
         nodes = tuple(self.nodes()) if self.settings.by_node else ()
         table = Table(tuple(rows.values()), self.settings, warnings, found, nodes=nodes)
         return table.observed(self._observer_effects())
@@ -550,7 +609,47 @@ class Triage:
         """See ``nodes_of``."""
         return nodes_of((facts for cell in self.cells for facts in cell.finished), self.settings.speed_margin)
 
-    def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
+    def more_starts(self, *, running: bool = True) -> dict[CellKey, int]:
+        """How many more processes each cell needs for a verdict; cells that need none are missing.
+
+        ``running``: as in ``table``. Where tests hold at one time only (no ``--aorta-stop=decided``), a run may go on
+        to these numbers: none is named once a clear split would be a difference.
+        """
+        found: dict[CellKey, int] = {}
+        sequential = self.settings.sequential
+        baselines = self.baselines()
+        for baseline in baselines.cells:
+            keys = [key for key in baselines.family(baseline) if self._cells[key].statistics.counted]
+            if not keys or not self._cells[baseline].statistics.counted:
+                continue
+            judged = self.compare(keys, baseline, len(keys), sequential=sequential, ended=not running)
+            for key, (_, verdict) in zip(keys, judged, strict=True):
+                for each in (key, baseline) if verdict.more_starts else ():
+                    found[each] = max(found.get(each, 0), verdict.more_starts or 0)
+        return found
+
+    def _starts(
+        self, key: CellKey, baseline: CellKey, family: int, signature: Signature | None = None
+    ) -> StartComparison | None:
+        """The test of starts, of a cell or of one of its ways to fail; ``None`` where each trial is one.
+
+        Where all cells share a process, what it has drawn is the same for all of them, and makes no difference.
+        """
+        cell, base = self._cells[key].statistics, self._cells[baseline].statistics
+        if cell.shared_starts is None and base.shared_starts is None:
+            return None
+        if all(facts.in_one_process for facts in (*cell.finished, *base.finished)):
+            return None
+        if signature is None:
+            ours, theirs = cell.starts, base.starts
+        else:
+            ours, theirs = (
+                starts_of(side.finished, lambda facts: facts.signature == signature) for side in (cell, base)
+            )
+        seconds = seconds_of_process((*cell.finished, *base.finished))
+        return StartComparison(ours, theirs, seconds, family + 1)
+
+    def _pair(self, key: CellKey, baseline: CellKey, sequential: bool, ended: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""
         cell, base = self._cells[key], self._cells[baseline]
         ours, theirs = cell.statistics, base.statistics
@@ -563,15 +662,18 @@ class Triage:
             if not common:
                 hosts = [{place[0] for place in side.places} for side in (ours, theirs)]
                 apart = "device" if hosts[0] & hosts[1] else "host"
-        watched = self._test(key, baseline).comparison() if sequential else None
+        watched = self._test(key, baseline, ended=ended).comparison() if sequential else None
         same_seeds = None if sequential or strata else _same_seeds(cell, base)
-        return Pair(baseline, counts, strata or (counts,), watched, same_seeds, apart)
+        starts = self._starts(key, baseline, len(self.baselines().family(baseline)))
+        return Pair(baseline, counts, strata or (counts,), watched, same_seeds, apart, starts)
 
-    def _test(self, key: CellKey, baseline: CellKey, signature: Signature | None = None) -> SequentialTest:
+    def _test(
+        self, key: CellKey, baseline: CellKey, signature: Signature | None = None, *, ended: bool = False
+    ) -> SequentialTest:
         """The sequential test of a cell, or of one of its ways to fail, with all pairs that are complete by now."""
         from pytest_aorta.triage.sequential import SequentialTest
 
-        pairs = _paired(self._cells[baseline], self._cells[key], signature)
+        pairs = _paired(self._cells[baseline], self._cells[key], signature, ended=ended)
         test = self._tests.get((key, baseline, signature))
         # Trials of another place may come between earlier ones: then these were not the first.
         if test is None or pairs[: len(test.pairs)] != test.pairs:
@@ -598,7 +700,7 @@ class Triage:
         return found
 
     def _ways(
-        self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool
+        self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool, *, ended: bool = False
     ) -> dict[CellKey, list[SignatureVerdict]]:
         """For cells that have, together with their baseline, failed in several ways: the verdict on each way.
 
@@ -620,11 +722,12 @@ class Triage:
                 if one * base.counted > other * cell.counted:
                     reached = cell.counted - cell.failures + one, base.counted - base.failures + other
                     counts = (one, reached[0], other, reached[1]) if all(reached) else counts
-                watched = self._test(key, baseline, signature).comparison() if sequential else None
+                watched = self._test(key, baseline, signature, ended=ended).comparison() if sequential else None
                 if watched is not None and counts[1] < cell.counted:
                     watched = replace(watched, p=max(watched.p, rates.difference_p(*counts)))
                 asked.append((key, signature))
-                pairs.append(Pair(baseline, counts, (counts,), watched))
+                starts = self._starts(key, baseline, len(compared), signature)
+                pairs.append(Pair(baseline, counts, (counts,), watched, starts=starts))
         found: dict[CellKey, list[SignatureVerdict]] = {}
         judged = judge(pairs, self.settings.margin, len(compared))
         for (key, signature), pair, (comparison, verdict) in zip(asked, pairs, judged, strict=True):
@@ -648,19 +751,56 @@ def _same_seeds(cell: CellTrials, base: CellTrials) -> tuple[int, int] | None:
     return pairs.count((True, False)), pairs.count((False, True))
 
 
-def _paired(base: CellTrials, cell: CellTrials, signature: Signature | None = None) -> list[tuple[bool, bool]]:
-    """Whether the k-th trial of the baseline in a place, and the k-th of the cell there, have failed (in one way)."""
-    by_place: list[dict[object, list[tuple[int, bool]]]] = [{}, {}]
+def _paired(
+    base: CellTrials, cell: CellTrials, signature: Signature | None = None, *, ended: bool = False
+) -> list[tuple[float, float]]:
+    """Whether the k-th trial of the baseline in a place, and the k-th of the cell there, have failed (in one way).
+
+    Where a start has served several trials, it is one observation: the share that has failed of its trials before the
+    first one of a later start of its cell. Which these are does not depend on how trials end, and does not change any
+    more. The last start counts when the run has ``ended``.
+    """
+    by_place: list[dict[object, list[tuple[int, float]]]] = [{}, {}]
     for found, side in zip(by_place, (base, cell), strict=True):
-        for number, facts in enumerate(side.stream()):
-            failed = facts.is_failure if signature is None else facts.signature == signature
-            found.setdefault(facts.place.key, []).append((number, failed))
+        for place, closed, share in _observations(side.stream(), signature, ended):
+            found.setdefault(place, []).append((closed, share))
     pairs = [
         (max(one, other), min(one, other), base_failed, cell_failed)
         for place, trials in by_place[0].items()
         for (one, base_failed), (other, cell_failed) in zip(trials, by_place[1].get(place, ()), strict=False)
     ]
     return [(base_failed, cell_failed) for _, _, base_failed, cell_failed in sorted(pairs)]
+
+
+def _observations(
+    stream: Sequence[TrialFacts], signature: Signature | None, ended: bool
+) -> Iterator[tuple[object, int, float]]:
+    """In the order in which starts begin: the place, the number of the trial that made it complete, and the share."""
+    begun = [facts.start is not None and not facts.in_one_process for facts in stream]
+    latest, members = -1, dict[int, list[int]]()
+    closed: dict[int, int] = {}
+    for number, facts in enumerate(stream):
+        if facts.start is None or not begun[number]:
+            continue
+        if facts.start > latest:
+            if latest >= 0:
+                closed[latest] = number
+            latest = facts.start
+        if facts.start == latest:
+            members.setdefault(latest, []).append(number)
+    if ended and latest >= 0:
+        closed[latest] = len(stream)
+
+    def has_failed(number: int) -> bool:
+        facts = stream[number]
+        return facts.is_failure if signature is None else facts.signature == signature
+
+    for number, facts in enumerate(stream):
+        if not begun[number]:
+            yield facts.place.key, number, has_failed(number)
+        elif facts.start in closed and members[facts.start][0] == number:
+            those = members[facts.start]
+            yield facts.place.key, closed[facts.start], sum(map(has_failed, those)) / len(those)
 
 
 def _uncompared(cell: CellStatistics, cells: Mapping[CellKey, CellStatistics], baselines: Baselines) -> Verdict:

@@ -1,4 +1,4 @@
-"""Where failures gather: on a device, a host, a rank, at a time, one behind the other; and which nodes stand out.
+"""Where failures gather: on a device, a host, a rank, in a start, at a time, one behind the other; and which nodes.
 
 The verdicts compare cells as if nothing else told trials apart. What else does is asked here, *within* cells, so that
 cells may have different rates. What is found is no verdict on a cell, but a reason to doubt all of them.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_aorta.common.texts import first_names
 from pytest_aorta.triage import SPEED_MARGIN
 from pytest_aorta.triage.cells import CellTrials
+from pytest_aorta.triage.draws import shared_starts
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import Counts, Interval, holm, stratified_tails, wilson
 from pytest_aorta.triage.speed import within_places
@@ -50,11 +51,14 @@ _BY_TURNS = 0.2
 #: Failures, and passes, below which nothing is said of their order.
 _FEWEST = 6
 
+#: Starts, and seeds, that a sentence names.
+_MOST_NAMES = 4
+
 #: Permutations in all, and in one step. A test that is clearly not significant ends after a step.
 _PERMUTATIONS, _STEP, _CLEARLY_NOT = 1999, 200, 20
 
 Factor = Literal[
-    "host", "device", "slot", "job", "rank", "order", "trial before", "trial before in its cell",
+    "host", "device", "slot", "job", "start", "hash seed", "rank", "order", "trial before", "trial before in its cell",
     "trial before at its place", "step times",
 ]  # fmt: skip
 
@@ -144,6 +148,12 @@ class Associations:
         return min(held, key=lambda test: test.p, default=None)
 
     @property
+    def start(self) -> Association | None:
+        """That failures depend on what a process draws at its start; on its hash seed, where that decides them."""
+        held = [test for test in self.tests if test.is_significant and test.factor in ("hash seed", "start")]
+        return min(held, key=lambda test: test.factor == "start", default=None)
+
+    @property
     def runs(self) -> Association | None:
         """That failures come in runs, so that trials say less than their number."""
         held = [test for test in self.tests if test.is_significant and test.factor in RUNS]
@@ -151,9 +161,10 @@ class Associations:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What holds, but for ``place``, which is a conclusion; of several forms of runs the clearest."""
-        place, runs = self.place, self.runs
+        """What holds, but for ``place`` and ``start``, which are conclusions; of several forms of runs the clearest."""
+        place, runs, starts = self.place, self.runs, ("start", "hash seed")
         kept = (test for test in self.found if test is not place and (test.factor not in RUNS or test is runs))
+        kept = (test for test in kept if test.factor not in starts)
         return tuple(test.sentence for test in kept)
 
 
@@ -175,7 +186,13 @@ def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associ
     """
     trials = _in_order(cells)
     places = _places(trials, differ)
-    tests = [*places, *_ranks(trials), *_in_time(trials, places, ("order", *RUNS)), *_step_times(trials)]
+    tests = [
+        *places,
+        *_hash_seeds(trials),
+        *_ranks(trials),
+        *_in_time(trials, places, ("order", *RUNS)),
+        *_step_times(trials),
+    ]
     adjusted = holm([test.p for test in tests])
     return Associations(tuple(replace(test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)))
 
@@ -212,20 +229,38 @@ def _values(factor: Factor, facts: TrialFacts) -> tuple[Any, ...]:
             return tuple((place.host, device) for device in place.devices)
         case "slot":
             return () if place.slot is None else ((place.host, place.slot),)
+        case "start":
+            return () if facts.start is None else (facts.start,)
     return () if place.job is None else (place.job,)
 
 
 def _places(trials: Sequence[TrialFacts], differ: bool = False) -> list[Association]:
-    return list(filter(None, (_place(factor, trials, differ) for factor in PLACES)))
+    return [*filter(None, (_place(factor, trials, differ) for factor in PLACES)), *_starts(trials)]
 
 
 def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Association | None:
     known = [(facts, values) for facts in trials if (values := _values(factor, facts))]
+    # Trials of a start may be alike: of one that ran at one place, the first speaks for all; one that ran at several is
+    # compared with itself.
+    places_of: dict[Hashable, set[Hashable]] = {}
+    for facts, values in known:
+        places_of.setdefault((facts.key, facts.start), set()).add(values)
     # What a trial shares with those that it is compared with.
     strata: dict[Hashable, list[tuple[TrialFacts, tuple[Any, ...]]]] = {}
+    spoken, several_places = set[Hashable](), []
     for facts, values in known:
+        start = None
+        if facts.start is not None and not facts.in_one_process:
+            start = (facts.key, facts.start)
+            if len(places_of[start]) == 1:
+                if start in spoken:
+                    continue
+                spoken.add(start)
+                start = None
+        several_places.append((facts, values))
         wider = () if factor == "host" else (facts.place.host, facts.place.devices if factor == "slot" else ())
-        strata.setdefault((facts.key, wider), []).append((facts, values))
+        strata.setdefault((facts.key, wider, start), []).append((facts, values))
+    known = several_places
     tables: dict[Any, list[Counts]] = {}
     all_trials, all_failed = Counter[Any](), Counter[Any]()
     expected: dict[Any, float] = {}
@@ -289,6 +324,134 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
     return replace(test, sentence=f"{text} ({test.value} ran {test.trials} of {test.all_trials} trials; {_p(test.p)})")
 
 
+# Starts, and the hash seed.
+
+
+def _starts(trials: Sequence[TrialFacts]) -> Iterator[Association]:
+    """Whether trials of one start end more alike than trials of several, within cells and places."""
+    shared = shared_starts(trials)
+    known = [
+        facts for facts in trials if facts.start in shared.get(facts.key, ()) and not facts.in_one_process
+    ]  # fmt: skip
+    strata = _numbered((facts.key, facts.place.key) for facts in known)
+    several: dict[int, set[int | None]] = {}
+    for stratum, facts in zip(strata, known, strict=True):
+        several.setdefault(int(stratum), set()).add(facts.start)
+    if not any(len(each) > 1 for each in several.values()):
+        return
+    import numpy as np
+
+    failed = np.array([facts.is_failure for facts in known], dtype=float)
+    groups = _numbered((stratum, facts.start) for stratum, facts in zip(strata, known, strict=True))
+    sizes = np.bincount(groups)
+    member = np.zeros((len(known), len(sizes)))
+    member[np.arange(len(known)), groups] = 1 / np.sqrt(sizes)[groups]
+
+    def spread(residuals: _Numbers) -> Any:
+        """Between starts: the sum over starts of n (share - share of its cell)^2."""
+        return ((residuals @ member) ** 2).sum(axis=1)
+
+    [p] = _permuted(failed, strata, [spread])
+    starts: dict[tuple[CellKey, int], list[bool]] = {}
+    by_number: dict[int, list[bool]] = {}
+    for facts in known:
+        if facts.start is not None:
+            starts.setdefault((facts.key, facts.start), []).append(facts.is_failure)
+            by_number.setdefault(facts.start, []).append(facts.is_failure)
+    by_number = dict(sorted(by_number.items()))
+    total = (sum(map(sum, by_number.values())), len(known)) * 2
+    shares = tuple(Share(f"start {number}", sum(each), len(each)) for number, each in by_number.items())
+    text = f"failures depend on what a process draws at its start: {_shares_of(starts, by_number)} ({_p(p)})"
+    yield Association("start", "", *total, p, shares=shares, sentence=text)
+
+
+def _shares_of(starts: Mapping[tuple[CellKey, int], list[bool]], by_number: Mapping[int, list[bool]]) -> str:
+    """``all 12 in starts 0 and 2, none of 8 in start 1``; without names where starts of one number differ."""
+    if all(all(each) or not any(each) for each in by_number.values()):
+        names: list[str] = []
+        for ends in (True, False):
+            numbers = [number for number, each in by_number.items() if each[0] is ends]
+            said = first_names([str(number) for number in numbers], _MOST_NAMES)
+            where = f"start{'s' * (len(numbers) != 1)} {_listed(said)}"
+            count = sum(len(by_number[number]) for number in numbers)
+            names += [f"{'all' if ends else 'none of'} {count} in {where}"] if numbers else []
+        return ", ".join(names)
+    if all(all(each) or not any(each) for each in starts.values()):
+        bad = [len(each) for each in starts.values() if all(each)]
+        good = [len(each) for each in starts.values() if not any(each)]
+        return f"all {sum(bad)} in {len(bad)} starts, none of {sum(good)} in {len(good)}"
+    rates = sorted(starts.values(), key=lambda each: (sum(each) / len(each), len(each)))
+    least, most = rates[0], rates[-1]
+    return f"from {sum(least)} of {len(least)} in one start to {sum(most)} of {len(most)} in another"
+
+
+def _listed(names: Sequence[str]) -> str:
+    if not names:
+        return "none"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _hash_seeds(trials: Sequence[TrialFacts]) -> Iterator[Association]:
+    """Whether processes with the same hash seed end alike without an exception, in all cells that have both ends.
+
+    p is the chance that they do if in each cell those that fail are any of its processes: given those of earlier cells,
+    the number of ways to choose as many processes so that each seed has one outcome, divided by the number of all ways.
+    A start with both ends refutes it. With ``--aorta-seed``, trials of one index share all other seeds, too, so that
+    only starts with trials of several indices count.
+    """
+    units: dict[CellKey, dict[Hashable, list[TrialFacts]]] = {}
+    for number, facts in enumerate(trials):
+        if facts.hash_seed is not None and not facts.in_one_process:
+            unit = ("of its own", number) if facts.start is None else facts.start
+            units.setdefault(facts.key, {}).setdefault(unit, []).append(facts)
+    outcome: dict[int, bool] = {}
+    seeds, p, is_decided, asked = Counter[int](), 1.0, True, 0
+    failures = number_of_trials = 0
+    for cell in units.values():
+        ends: list[tuple[int, bool]] = []
+        for those in cell.values():
+            if those[0].run_seed is not None and len({facts.index for facts in those}) == 1:
+                continue
+            is_decided &= len({facts.is_failure for facts in those}) == 1
+            ends += [(seed, those[0].is_failure) for facts in those[:1] if (seed := facts.hash_seed) is not None]
+            failures += sum(facts.is_failure for facts in those)
+            number_of_trials += len(those)
+        failed = sum(end for _, end in ends)
+        if not 0 < failed < len(ends):
+            continue
+        asked += 1
+        free, fixed = Counter[int](), 0
+        for seed, _ in ends:
+            if seed not in outcome:
+                free[seed] += 1
+            else:
+                fixed += outcome[seed]
+        for seed, end in ends:
+            is_decided &= outcome.setdefault(seed, end) == end
+            seeds[seed] += 1
+        if is_decided:
+            p *= _ways_to_agree(free.values(), failed - fixed) / comb(len(ends), failed)
+    if not asked or max(seeds.values()) < 2:
+        return
+    p = p if is_decided else 1.0
+    sides = [
+        _listed(first_names([str(seed) for seed, end in sorted(outcome.items()) if end is side], _MOST_NAMES))
+        for side in (True, False)
+    ]
+    text = f"PYTHONHASHSEED decides it: fails with {sides[0]}, passes with {sides[1]} ({_p(p)})"
+    total = (failures, number_of_trials) * 2
+    yield Association("hash seed", "", *total, min(1.0, p), sentence=text)
+
+
+def _ways_to_agree(sizes: Iterable[int], failed: int) -> int:
+    """Ways to choose whole groups of these sizes that have so many members together."""
+    ways = [1] + [0] * failed
+    for size in sizes:
+        for total in range(failed, size - 1, -1):
+            ways[total] += ways[total - size]
+    return ways[failed] if failed >= 0 else 0
+
+
 # Ranks.
 
 
@@ -331,7 +494,7 @@ def _in_time(
     import numpy as np
 
     failed = np.array([facts.is_failure for facts in trials], dtype=float)
-    unequal = [test.factor for test in places if test.p < _SUSPICION]
+    unequal: list[Factor] = [test.factor for test in places if test.p < _SUSPICION]
     strata = _numbered((facts.key, *(_values(factor, facts) for factor in unequal)) for facts in trials)
     before = {factor: pairs for factor, pairs in _chains(trials).items() if factor in factors}
     asked: list[_Statistic] = [_trend] if "order" in factors else []

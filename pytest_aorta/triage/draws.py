@@ -1,0 +1,298 @@
+"""Trials that share a process: what it draws once, at its start, is one draw for all of them.
+
+A *start* is a process from which trials are forked, or a trial that was a process of its own. Trials of one start share
+its hash seed, its addresses and what its imports have drawn, and may all fail, or all pass, for one of these. So no
+difference between cells is concluded from trials that share a start as if each were a draw of its own: the unit is the
+start. ``docs/statistics.md`` has the rules with their formulas.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import comb
+
+from pytest_aorta.triage.facts import CellKey, TrialFacts
+from pytest_aorta.triage.rates import MOST_MORE, rate_below
+
+#: Correlation within a start that weights assume, until it is known: few trials of a start say more than one, and many
+#: hardly more than five.
+_CORRELATION = 0.2
+
+#: Sums of exchanged starts that are counted exactly; beyond, so many exchanges are drawn.
+_MOST_SUMS, _EXCHANGES = 4_000, 9_999
+
+#: Level of both: of the tests between cells, and of processes of their own beside forks.
+_LEVEL, _FORKS_LEVEL = 0.05, 0.01
+
+
+@dataclass(frozen=True)
+class Start:
+    """Counted trials of one process, and how many of them have failed.
+
+    ``number``: as in ``TrialFacts.start``; ``None`` for a trial that was a process of its own. ``place``: ``None``
+    where its trials ran in several.
+    """
+
+    failures: int
+    trials: int
+    number: int | None = None
+    place: Hashable = None
+
+    @property
+    def share(self) -> float:
+        return self.failures / self.trials
+
+    @property
+    def is_shared(self) -> bool:
+        return self.trials > 1
+
+
+def shared_starts(trials: Iterable[TrialFacts]) -> dict[CellKey, set[int]]:
+    """Of each cell, the starts that served several of the counted trials."""
+    numbers = Counter((each.key, each.start) for each in trials if each.is_counted and each.start is not None)
+    found: dict[CellKey, set[int]] = {}
+    for (key, start), number in numbers.items():
+        if number > 1 and start is not None:
+            found.setdefault(key, set()).add(start)
+    return found
+
+
+def starts_of(
+    trials: Iterable[TrialFacts],
+    failed: Callable[[TrialFacts], bool] = lambda facts: facts.is_failure,
+) -> tuple[Start, ...]:
+    """The starts of the trials of one cell, those that count, in the order of their first trials."""
+    members: dict[Hashable, list[TrialFacts]] = {}
+    for number, facts in enumerate(each for each in trials if each.is_counted):
+        members.setdefault(("of its own", number) if facts.start is None else facts.start, []).append(facts)
+    found = []
+    for those in members.values():
+        places = {facts.place.key for facts in those}
+        found.append(
+            Start(sum(map(failed, those)), len(those), those[0].start, places.pop() if len(places) == 1 else None)
+        )
+    return tuple(found)
+
+
+def independent(starts: Sequence[Start]) -> float:
+    """How many trials say as much if those of a start are alike: (sum n)^2 / sum n^2 (Kish 1965, "Survey Sampling")."""
+    squares = sum(start.trials**2 for start in starts)
+    return sum(start.trials for start in starts) ** 2 / squares if squares else 0.0
+
+
+# The test between two cells.
+
+
+@lru_cache(maxsize=4096)
+def starts_p(cell: tuple[Start, ...], base: tuple[Start, ...]) -> float:
+    """The two-sided p value of "the starts of both cells are exchangeable"; 1 without one on either side.
+
+    An exact permutation test (Fisher 1935; of clusters: Gail et al. 1996, "On design considerations and
+    randomization-based inference for community intervention trials"): starts are exchanged between the cells with all
+    of their trials, so that it does not matter how alike these are. The statistic is the sum over the cell's starts of
+    w (share - mean share), with w = n / (1 + 0.2 (n - 1)) for n trials; twice the smaller tail. Where each start has
+    one place, only starts of one place are exchanged. Of more than 4,000 sums, 9,999 exchanges are drawn; the same
+    starts always give the same number.
+    """
+    by_place = all(start.place is not None for start in (*cell, *base))
+    strata: dict[Hashable, tuple[list[Start], list[Start]]] = {}
+    for side, starts in enumerate((cell, base)):
+        for start in starts:
+            strata.setdefault(start.place if by_place else None, ([], []))[side].append(start)
+    lots: list[tuple[list[int], int]] = []
+    seen = 0
+    for ours, theirs in strata.values():
+        if ours and theirs:
+            both = [*ours, *theirs]
+            weights = [start.trials / (1 + _CORRELATION * (start.trials - 1)) for start in both]
+            mean = sum(w * start.share for w, start in zip(weights, both, strict=True)) / sum(weights)
+            # Whole numbers, so that equal sums are equal.
+            scores = [round(1e6 * w * (start.share - mean)) for w, start in zip(weights, both, strict=True)]
+            lots.append((scores, len(ours)))
+            seen += sum(scores[: len(ours)])
+    if not any(any(scores) for scores, _ in lots):
+        return 1.0
+    sums: dict[int, int] | None = {0: 1}
+    for scores, size in lots:
+        sums = None if sums is None else _convolved(sums, scores, size)
+    if sums is None:
+        return _drawn_p(lots, seen)
+    every = sum(sums.values())
+    tails = sum(n for each, n in sums.items() if each <= seen), sum(n for each, n in sums.items() if each >= seen)
+    return min(1.0, 2 * min(tails) / every)
+
+
+def _convolved(before: dict[int, int], scores: Sequence[int], size: int) -> dict[int, int] | None:
+    """In how many ways each sum comes about, with ``size`` of these scores more; ``None`` where it is too many."""
+    by_number: list[dict[int, int]] = [before, *({} for _ in range(size))]
+    for score, alike in Counter(scores).items():
+        for number in range(size, 0, -1):
+            into = by_number[number]
+            for taken in range(1, min(alike, number) + 1):
+                ways = comb(alike, taken)
+                for total, times in by_number[number - taken].items():
+                    key = total + taken * score
+                    into[key] = into.get(key, 0) + ways * times
+            if len(into) > _MOST_SUMS:
+                return None
+    return by_number[size]
+
+
+def _drawn_p(lots: Sequence[tuple[Sequence[int], int]], seen: int) -> float:
+    import numpy as np
+
+    generator = np.random.default_rng(len(lots) + sum(len(scores) for scores, _ in lots))
+    sums = np.zeros(_EXCHANGES, dtype=np.int64)
+    for scores, size in lots:
+        chosen = np.argsort(generator.random((_EXCHANGES, len(scores))), axis=1)[:, :size]
+        sums += np.array(scores, dtype=np.int64)[chosen].sum(axis=1)
+    tails = int((sums <= seen).sum()), int((sums >= seen).sum())
+    return min(1.0, 2 * (1 + min(tails)) / (1 + _EXCHANGES))
+
+
+def more_starts(cell: Sequence[Start], base: Sequence[Start], comparisons: int = 1) -> int | None:
+    """How many more processes of each cell a difference needs at least; 0 for none, ``None`` where nothing differs.
+
+    The fewest with which the clearest split, the starts with the highest shares of failures all in one cell, has
+    p < 0.05 in ``starts_p``, shared by all ``comparisons`` (Bonferroni), if further starts are as those of both cells
+    together. Below that number no split can be a difference, and which cell the failing starts belong to does not
+    matter: so a run may go on to that number and test as if it had been planned.
+    """
+    shares = sorted((start.share for start in (*cell, *base)), reverse=True)
+    if not cell or not base or shares[0] == shares[-1]:
+        return None
+    middle = shares[(len(shares) - 1) // 2]
+    above, alike = (
+        sum(share > middle for share in shares) / len(shares),
+        sum(share == middle for share in shares) / len(shares),
+    )
+    fewest = min(len(cell), len(base))
+    for size in range(2, fewest + MOST_MORE + 1):
+        higher = min(size, round(above * 2 * size))
+        same = max(size - higher, round(alike * 2 * size))
+        # 2 C(same, chosen) / C(2 size, size), in whole numbers.
+        if 40 * comparisons * comb(same, size - higher) < comb(2 * size, size):
+            return max(0, size - fewest)
+    return None
+
+
+@dataclass(frozen=True)
+class StartComparison:
+    """Of two cells of which one has starts that served several trials: the test with starts as the unit.
+
+    Attributes:
+        cell, base: the starts of both.
+        seconds: that a process of its own takes, or a trial where there was none.
+        cells: that share the baseline, itself among them.
+    """
+
+    cell: tuple[Start, ...]
+    base: tuple[Start, ...]
+    seconds: float | None = None
+    cells: int = 2
+
+    @property
+    def p(self) -> float:
+        return starts_p(self.cell, self.base)
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether the trials of a start end alike: some failed in all of theirs, and no start has both ends."""
+        shared = [start for start in (*self.cell, *self.base) if start.is_shared]
+        return any(start.failures for start in shared) and all(start.share in (0, 1) for start in shared)
+
+    @property
+    def failing(self) -> tuple[int, int, int, int]:
+        """Starts as observations: of the cell those that failed more often than not, and all; then of the baseline."""
+        ours, theirs = (sum(start.share > 0.5 for start in side) for side in (self.cell, self.base))
+        return ours, len(self.cell), theirs, len(self.base)
+
+    def reason(self, more: int | None) -> str:
+        """Why it is undecided: ``the trials of a process are alike here; 6 more processes of each cell ... decide``."""
+        fewest = min(len(self.cell), len(self.base))
+        because = (
+            "the trials of a process are alike here"
+            if self.are_alike
+            else f"the trials of a cell come from {processes(fewest)}"
+        )
+        if more is None:
+            return f"{because}, and its processes do not differ enough"
+        seconds = None if self.seconds is None else self.seconds * more * self.cells
+        about = "" if seconds is None else f" (about {_about(seconds)})"
+        return f"{because}; {processes(more, ' more')} of each cell{about} decide{'s' * (more == 1)}"
+
+
+def processes(number: int, more: str = "") -> str:
+    """``1 process``, ``6 more processes``."""
+    return f"{number:,}{more} process{'es' * (number != 1)}"
+
+
+def _about(seconds: float) -> str:
+    """With one or two digits that matter: ``40 s``, ``3 min``."""
+    if seconds < 100:
+        return f"{max(1, round(seconds, -1) if seconds >= 20 else round(seconds)):g} s"
+    return f"{round(seconds / 60):g} min" if seconds < 6000 else f"{round(seconds / 3600):g} h"
+
+
+def seconds_of_process(trials: Iterable[TrialFacts]) -> float | None:
+    """The median wall time of trials that were processes of their own, else of all."""
+    found = [each for each in trials if each.is_counted and each.wall_sec is not None]
+    shared = shared_starts(found)
+    own = [each for each in found if each.start not in shared.get(each.key, ())]
+    walls = [each.wall_sec for each in own or found if each.wall_sec is not None]
+    return statistics.median(walls) if walls else None
+
+
+# What a cell without failures bounds.
+
+
+def start_rate_below(starts: Sequence[Start]) -> float | None:
+    """The largest share of starts that is plausible to fail after none has: 1 - 0.05^(1/K) for K starts.
+
+    ``None`` where each trial was a process of its own, for which the bound on trials is that on starts.
+    """
+    return rate_below(len(starts)) if any(start.is_shared for start in starts) else None
+
+
+# Processes of their own beside forks.
+
+
+@dataclass(frozen=True)
+class ForkCheck:
+    """Failures and counted trials: of processes of their own, and of forks of shared starts; ``p`` of Fisher's test."""
+
+    own_failures: int
+    own: int
+    fork_failures: int
+    forks: int
+    p: float
+
+    @property
+    def differ(self) -> bool:
+        """Whether forks do not say what fresh processes do, at 1 %."""
+        return self.p < _FORKS_LEVEL
+
+    @property
+    def sentence(self) -> str:
+        own, forks = f"{self.own_failures} of {self.own}", f"{self.fork_failures} of {self.forks}"
+        return f"processes of their own fail in {own}, forks in {forks}: trials go on as processes of their own"
+
+
+def check_forks(trials: Iterable[TrialFacts]) -> ForkCheck:
+    """Compare the trials of one cell that were processes of their own with its others (Fisher's exact test, two-sided).
+
+    A start that served one trial so far counts as a process of its own.
+    """
+    found = [each for each in trials if each.is_counted]
+    shared = shared_starts(found)
+    own = [each.is_failure for each in found if each.start not in shared.get(each.key, ())]
+    forks = [each.is_failure for each in found if each.start in shared.get(each.key, ())]
+    failed, number = sum(own) + sum(forks), len(own) + len(forks)
+    possible = range(max(0, failed - len(forks)), min(failed, len(own)) + 1)
+    ways = {each: comb(len(own), each) * comb(len(forks), failed - each) for each in possible}
+    p = sum(each for each in ways.values() if each <= ways[sum(own)]) / comb(number, failed)
+    return ForkCheck(sum(own), len(own), sum(forks), len(forks), p)
