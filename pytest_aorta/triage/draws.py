@@ -68,7 +68,9 @@ def starts_of(
     """The starts of the trials of one cell, those that count, in the order of their first trials."""
     members: dict[Hashable, list[TrialFacts]] = {}
     for number, facts in enumerate(each for each in trials if each.is_counted):
-        members.setdefault(("of its own", number) if facts.start is None else facts.start, []).append(facts)
+        # Runs that were merged number their starts each for itself.
+        own: Hashable = (facts.start, facts.hash_seed, facts.place.host, facts.place.job)
+        members.setdefault(("of its own", number) if facts.start is None else own, []).append(facts)
     found = []
     for those in members.values():
         places = {facts.place.key for facts in those}
