@@ -19,8 +19,8 @@ from pytest_aorta.triage import Margin
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import MOST_MORE, more_trials, rate_below
 
-#: Correlation within a start that weights assume: many trials of a start weigh at most twice as much as one, so that the
-#: test holds where cells have different numbers of starts (with 0.2, 12 against 4 differ falsely in 6.7 %).
+#: Correlation within a start that weights assume: many trials of a start weigh at most twice as much as one, so that
+#: the test holds where cells have different numbers of starts (with 0.2, 12 against 4 differ falsely in 6.7 %).
 _CORRELATION = 0.5
 
 #: Sums of exchanged starts that are counted exactly; beyond, so many exchanges are drawn.
