@@ -99,10 +99,15 @@ def _result(world: World, seen: Seen) -> str:
         share(seen.fisher),
         share(seen.found),
         share(seen.best, has_best),
-        share(seen.causes, bool(world.truth.culprit or world.truth.in_runs or world.truth.changes)),
+        share(seen.causes, _has_cause(world)),
         f"{seen.trials / seen.triages:.0f}",
         f"{seen.best_trials / seen.triages:.0f}" if has_best else "",
     )
+
+
+def _has_cause(world: World) -> bool:
+    truth = world.truth
+    return bool(truth.culprit or truth.in_runs or truth.changes or truth.in_starts or truth.by_hash)
 
 
 def _row(*fields: str) -> str:

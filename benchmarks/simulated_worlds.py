@@ -75,6 +75,8 @@ class Truth:
         culprit: a pattern of the places that make trials fail; empty where none does.
         in_runs: whether a failure makes the next one likelier.
         changes: whether rates change over time.
+        in_starts: whether trials of one process end alike.
+        by_hash: whether it is the hash seed that makes trials fail.
     """
 
     rates: tuple[float, ...]
@@ -83,16 +85,23 @@ class Truth:
     culprit: str = ""
     in_runs: bool = False
     changes: bool = False
+    in_starts: bool = False
+    by_hash: bool = False
 
 
 @dataclass(frozen=True)
 class Spot:
-    """One trial of a run: of which cell, where, and as the how manieth of the run it begins."""
+    """One trial of a run: of which cell, where, and as the how manieth of the run it begins.
+
+    ``start``: of its cell, from which it was forked; ``None`` for a process of its own. ``seed``: of its hashes.
+    """
 
     cell: int
     index: int
     turn: int
     place: Place
+    start: int | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -195,12 +204,16 @@ def simulate(world: World, triages: Sequence[int]) -> Seen:
 _SUSPECTS = re.compile(r"suspect|is the cause|than elsewhere")
 _RUNS = re.compile(r"(?<!may )come in runs")
 _TIME = re.compile(r"over the run|drift")
+_STARTS = re.compile(r"at its start|alike here|processes of their own fail")
+_HASH = re.compile(r"PYTHONHASHSEED decides")
 
 
 def _names_the_cause(truth: Truth, table: Table, sentences: Sequence[str]) -> bool:
     """Whether it is said what makes trials fail, or depend on each other, or that it may be a place."""
     if truth.culprit and any(row.verdict.kind == "confounded" for row in table.rows):
         return True
+    if truth.by_hash or truth.in_starts:
+        return any((_HASH if truth.by_hash else _STARTS).search(sentence) for sentence in sentences)
     places = [sentence for sentence in sentences if _SUSPECTS.search(sentence)]
     if truth.culprit and any(re.search(truth.culprit, sentence) for sentence in places):
         return True
@@ -246,6 +259,10 @@ def _false_sentences(truth: Truth, sentences: Sequence[str]) -> list[str]:
             false.append("suspects what is innocent")
         if _RUNS.search(sentence) and not (truth.in_runs or truth.changes):
             false.append("failures in runs")
+        if _STARTS.search(sentence) and not truth.in_starts:
+            false.append("what a process draws at its start")
+        if _HASH.search(sentence) and not truth.by_hash:
+            false.append("the hash seed")
         if "step times" in sentence and _TIME.search(sentence):
             false.append("a change of the step times")
         elif _TIME.search(sentence) and not (truth.changes or truth.in_runs):
@@ -306,6 +323,8 @@ def _facts(spot: Spot, fate: Fate, step_ms: float) -> TrialFacts:
         steps=TrialSteps(array("d", [step_ms])) if fate in ("ok", "nan") else None,
         started_at=f"2026-01-{1 + hours // 24:02}T{hours % 24:02}:{rest // 60:02}:{rest % 60:02}.000+00:00",
         place=spot.place,
+        start=spot.start,
+        hash_seed=spot.seed,
     )
 
 
@@ -349,6 +368,33 @@ def on_one_host(cells: int, trials: int, order: Order = "shuffled") -> Callable[
     return lambda generator: [
         Spot(*each, turn, place) for turn, each in enumerate(ordered(generator, cells, trials, order))
     ]
+
+
+def in_starts(
+    cells: int, trials: int, starts: int, *, even: bool = True
+) -> Callable[[np.random.Generator], list[Spot]]:
+    """Trials 0, 1 and every 20th are processes of their own; the others are forks of so many starts of each cell.
+
+    Starts serve one after the other, equally many trials or (not ``even``) any number. Without any, all trials are
+    processes of their own. Start and trial of one number have the same hash seed in all cells.
+    """
+    forked = [index for index in range(trials) if index > 1 and index % 20] if starts else []
+
+    def spots(generator: np.random.Generator) -> list[Spot]:
+        seeds = generator.choice(2**32, size=trials + starts, replace=False)
+        of: dict[tuple[int, int], int] = {}
+        for cell in range(cells):
+            ends = np.linspace(0, len(forked), starts + 1)[1:-1].round()
+            if not even:
+                ends = np.sort(generator.choice(np.arange(1, len(forked)), starts - 1, replace=False))
+            of |= {(cell, index): int((ends <= number).sum()) for number, index in enumerate(forked)}
+        return [
+            replace(spot, start=start, seed=int(seeds[spot.index if start is None else trials + start]))
+            for spot in on_one_host(cells, trials)(generator)
+            for start in [of.get((spot.cell, spot.index))]
+        ]
+
+    return spots
 
 
 def on_devices(
@@ -419,6 +465,36 @@ def by_chance(rate: Callable[[Spot], float], way: Fate = "nan") -> Fates:
     def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
         lots = generator.random(len(spots))
         return [way if lot < rate(spot) else "ok" for lot, spot in zip(lots, spots, strict=True)]
+
+    return fates
+
+
+def alike(rates: Sequence[float], follows: float) -> Fates:
+    """With this chance a trial ends as the coin of its process says, tossed once; else it tosses one of its own.
+
+    The correlation within a start is the square of it.
+    """
+
+    def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
+        coins: dict[tuple[int, int], bool] = {}
+        found: list[Fate] = []
+        for spot in spots:
+            tossed = bool(generator.random() < rates[spot.cell])
+            if spot.start is not None and generator.random() < follows:
+                tossed = coins.setdefault((spot.cell, spot.start), tossed)
+            found.append("nan" if tossed else "ok")
+        return found
+
+    return fates
+
+
+def by_hash(rates: Sequence[float]) -> Fates:
+    """The hash seed decides: in a cell with a lower rate, a part of the seeds that fail elsewhere."""
+
+    def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
+        coins: dict[int | None, float] = {}
+        return ["nan" if coins.setdefault(spot.seed, float(generator.random())) < rates[spot.cell] else "ok"
+                for spot in spots]  # fmt: skip
 
     return fates
 
@@ -593,6 +669,7 @@ def worlds() -> dict[str, list[World]]:
         "event": _event(),
         "drift": _drift(),
         "exchange": _exchange(),
+        "starts": _starts(),
     }
 
 
@@ -752,3 +829,41 @@ def _exchange() -> list[World]:
         World("a second bug uncovered", uncovered, on_one_host(2, 20), uncovering),
         World("a second bug uncovered, 60 trials", uncovered, on_one_host(2, 60), uncovering),
     ]
+
+
+def _starts() -> list[World]:
+    found = []
+    for cells, trials, starts, even, follows in (
+        (2, 40, 1, True, 1.0),
+        (3, 40, 5, True, 1.0),
+        (4, 60, 12, False, 1.0),
+        (2, 20, 3, True, 0.95),
+        (2, 60, 8, False, 0.7),
+        (4, 40, 5, True, 0.7),
+        (3, 60, 5, False, 0.45),
+        (2, 40, 1, True, 0.45),
+    ):
+        name = f"{cells} cells, {trials} trials of {starts} start{'s' * (starts > 1)}, correlation {follows**2:.1f}"
+        truth, fates = Truth((0.5,) * cells, in_starts=True), alike((0.5,) * cells, follows)
+        found.append(World(name, truth, in_starts(cells, trials, starts, even=even), fates, oracle=None))
+    truth = Truth((0.5,) * 3, in_starts=True)
+    found.append(World("3 cells alike, 60 trials of 12 starts, correlation 1.0, until decided", truth,
+                       in_starts(3, 60, 12), alike((0.5,) * 3, 1.0), True, oracle=None))  # fmt: skip
+    cure = Truth((0.5, 0.0), {1: _LOWERS}, in_starts=True)
+    found.append(World("cure of 50 %, 60 trials of 12 starts, correlation 1.0", cure, in_starts(2, 60, 12),
+                       alike((0.5, 0.0), 1.0), oracle=None))  # fmt: skip
+    cure, fates = _acting(0.4, 0.0, 2)
+    found.append(World("cure of 40 %, 40 trials of 5 starts, independent", cure, in_starts(2, 40, 5), fates))
+    found.append(World("the same, until decided", cure, in_starts(2, 120, 12), fates, True))
+    independent = Truth((0.4,) * 3)
+    found.append(World("3 cells alike, 40 trials of 5 starts, independent", independent, in_starts(3, 40, 5),
+                       by_chance(lambda spot: 0.4)))  # fmt: skip
+    commands = Truth((0.5,) * 3, by_hash=True)
+    found.append(World("3 cells alike, 40 commands, the hash seed decides", commands, in_starts(3, 40, 0),
+                       by_hash((0.5,) * 3)))  # fmt: skip
+    found.append(World("3 cells alike, 40 commands, independent", Truth((0.5,) * 3), in_starts(3, 40, 0),
+                       by_chance(lambda spot: 0.5)))  # fmt: skip
+    classes = Truth((0.5,) * 3, by_hash=True, in_starts=True)
+    found.append(World("3 cells alike, 60 trials of 12 starts, the hash seed decides", classes, in_starts(3, 60, 12),
+                       by_hash((0.5,) * 3)))  # fmt: skip
+    return found

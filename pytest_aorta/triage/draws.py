@@ -15,15 +15,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
 
+from pytest_aorta.triage import Margin
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.rates import MOST_MORE, rate_below
+from pytest_aorta.triage.rates import MOST_MORE, more_trials, rate_below
 
-#: Correlation within a start that weights assume, until it is known: few trials of a start say more than one, and many
-#: hardly more than five.
-_CORRELATION = 0.2
+#: Correlation within a start that weights assume: many trials of a start weigh at most twice as much as one, so that
+#: the test holds where cells have different numbers of starts (with 0.2, 12 against 4 differ falsely in 6.7 %).
+_CORRELATION = 0.5
 
 #: Sums of exchanged starts that are counted exactly; beyond, so many exchanges are drawn.
 _MOST_SUMS, _EXCHANGES = 4_000, 9_999
+
+#: More processes than these are no useful guess.
+_MOST_STARTS = 100
 
 #: Level of both: of the tests between cells, and of processes of their own beside forks.
 _LEVEL, _FORKS_LEVEL = 0.05, 0.01
@@ -96,7 +100,7 @@ def starts_p(cell: tuple[Start, ...], base: tuple[Start, ...]) -> float:
     An exact permutation test (Fisher 1935; of clusters: Gail et al. 1996, "On design considerations and
     randomization-based inference for community intervention trials"): starts are exchanged between the cells with all
     of their trials, so that it does not matter how alike these are. The statistic is the sum over the cell's starts of
-    w (share - mean share), with w = n / (1 + 0.2 (n - 1)) for n trials; twice the smaller tail. Where each start has
+    w (share - mean share), with w = n / (1 + 0.5 (n - 1)) for n trials; twice the smaller tail. Where each start has
     one place, only starts of one place are exchanged. Of more than 4,000 sums, 9,999 exchanges are drawn; the same
     starts always give the same number.
     """
@@ -207,13 +211,15 @@ class StartComparison:
         shared = [start for start in (*self.cell, *self.base) if start.is_shared]
         return any(start.failures for start in shared) and all(start.share in (0, 1) for start in shared)
 
-    @property
-    def failing(self) -> tuple[int, int, int, int]:
-        """Starts as observations: of the cell those that failed more often than not, and all; then of the baseline."""
+    def guess(self, margin: Margin, comparisons: int, sequential: bool) -> int | None:
+        """About how many more processes of each cell would probably decide; ``rates.more_trials`` of starts."""
         ours, theirs = (sum(start.share > 0.5 for start in side) for side in (self.cell, self.base))
-        return ours, len(self.cell), theirs, len(self.base)
+        points = margin.of((theirs + 0.5) / (len(self.base) + 1))
+        counts = (ours, len(self.cell), theirs, len(self.base))
+        more = more_trials(*counts, margin=points, comparisons=comparisons, sequential=sequential)
+        return None if more is None or more > _MOST_STARTS else more
 
-    def reason(self, more: int | None) -> str:
+    def reason(self, more: int | None, *, is_guess: bool = False) -> str:
         """Why it is undecided: ``the trials of a process are alike here; 6 more processes of each cell ... decide``."""
         fewest = min(len(self.cell), len(self.base))
         because = (
@@ -222,10 +228,11 @@ class StartComparison:
             else f"the trials of a cell come from {processes(fewest)}"
         )
         if more is None:
-            return f"{because}, and its processes do not differ enough"
+            return f"{because}, and more than {_MOST_STARTS} more of each would be needed"
         seconds = None if self.seconds is None else self.seconds * more * self.cells
         about = "" if seconds is None else f" (about {_about(seconds)})"
-        return f"{because}; {processes(more, ' more')} of each cell{about} decide{'s' * (more == 1)}"
+        does = "would probably decide" if is_guess else f"decide{'s' * (more == 1)}"
+        return f"{because}; {processes(more, ' more')} of each cell{about} {does}"
 
 
 def processes(number: int, more: str = "") -> str:

@@ -311,13 +311,9 @@ def _undecided_starts(starts: StartComparison, margin: Margin, family: int, sequ
     needed = more_starts(starts.cell, starts.base, family)
     if needed:
         return Verdict("undecided", starts.reason(needed), more_starts=needed, is_of_starts=True)
-    failing = starts.failing
-    points = margin.of((failing[2] + 0.5) / (failing[3] + 1))
-    guess = rates.more_trials(*failing, margin=points, comparisons=family, sequential=sequential)
-    if guess is not None and guess > rates.MOST_MORE:
-        guess = None
+    guess = starts.guess(margin, family, sequential)
     more = guess if sequential else None
-    return Verdict("undecided", starts.reason(guess), more_starts=more, is_of_starts=True)
+    return Verdict("undecided", starts.reason(guess, is_guess=True), more_starts=more, is_of_starts=True)
 
 
 def _rate_below(trials: int, *, sequential: bool) -> float:

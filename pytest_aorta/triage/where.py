@@ -188,7 +188,6 @@ def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associ
     places = _places(trials, differ)
     tests = [
         *places,
-        *_hash_seeds(trials),
         *_ranks(trials),
         *_in_time(trials, places, ("order", *RUNS)),
         *_step_times(trials),
@@ -231,11 +230,17 @@ def _values(factor: Factor, facts: TrialFacts) -> tuple[Any, ...]:
             return () if place.slot is None else ((place.host, place.slot),)
         case "start":
             return () if facts.start is None else (facts.start,)
+        case "hash seed":
+            return () if facts.hash_seed is None else (facts.hash_seed,)
     return () if place.job is None else (place.job,)
 
 
 def _places(trials: Sequence[TrialFacts], differ: bool = False) -> list[Association]:
-    return [*filter(None, (_place(factor, trials, differ) for factor in PLACES)), *_starts(trials)]
+    return [
+        *filter(None, (_place(factor, trials, differ) for factor in PLACES)),
+        *_starts(trials),
+        *_hash_seeds(trials),
+    ]
 
 
 def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Association | None:
@@ -487,7 +492,7 @@ def _ranks(trials: Sequence[TrialFacts]) -> Iterator[Association]:
 def _in_time(
     trials: Sequence[TrialFacts], places: Sequence[Association], factors: Collection[Factor]
 ) -> Iterator[Association]:
-    """``trials`` in run order. Of places that differ, only trials at the same one are exchanged."""
+    """``trials`` in run order. Only trials of one start are exchanged; of places that differ, those at the same one."""
     count, number = len(trials), sum(facts.is_failure for facts in trials)
     if min(number, count - number) < _FEWEST or not all(facts.started_at for facts in trials):
         return
@@ -495,7 +500,9 @@ def _in_time(
 
     failed = np.array([facts.is_failure for facts in trials], dtype=float)
     unequal: list[Factor] = [test.factor for test in places if test.p < _SUSPICION]
-    strata = _numbered((facts.key, *(_values(factor, facts) for factor in unequal)) for facts in trials)
+    strata = _numbered(
+        (facts.key, *(_values(factor, facts) for factor in dict.fromkeys(("start", *unequal)))) for facts in trials
+    )
     before = {factor: pairs for factor, pairs in _chains(trials).items() if factor in factors}
     asked: list[_Statistic] = [_trend] if "order" in factors else []
     asked += [partial(_products, *pairs) for pairs in before.values()]
