@@ -167,6 +167,7 @@ class ProcessTrial:
         self._zygote: CellZygote | None = None
         self._source: Source | None = None
         self._ranks: list[Zygote] = []
+        self._start_index: int | None = None
         self._rank_pids: list[int] = []
         self._left_by_ranks: list[str] = []
         self._handed_over = 0.0
@@ -221,9 +222,10 @@ class ProcessTrial:
             self._source = source = zygote.acquire(order, allocation, self._seed, cancelled)
             server = source.zygote
             assert server is not None
-            self.seen.how_started = "as typed"
+            self._start_index, self.seen.how_started = source.start.index, "as typed"
             if not self._is_typed:
-                self.seen.zygote, self.seen.how_started = source.start.index, zygote.reason
+                self.seen.zygote = source.start.index if source.start.quota > 1 else None
+                self.seen.how_started = zygote.reason
             payload = self._payload(cell, place, source, watch_imports=not (server.spec.fresh or zygote.has_learned))
             if self._has_rank_zygotes(mode) and not server.spec.fresh:
                 self._ranks = zygote.acquire_ranks(source, order, cell.plan.nproc, cancelled)
@@ -358,7 +360,7 @@ class ProcessTrial:
         spec, order, seen = self.spec, self._order, self.seen
         # While the trial still ends. A script has no seed; else, it may be that of a process started ahead.
         seed = None if spec.workload.target == SCRIPT_TARGET else self._seed
-        number = spec.trial_index if self._is_typed else seen.zygote
+        number = spec.trial_index if self._is_typed else self._start_index
         drawn = {"seed": seed, "hash_seed": None if number is None else order.hash_seed(number)}
         request = request_of(spec, order.inherited, timeout=order.timeout).model_copy(update=drawn)
         while self._task is not None and self._advance():
