@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,10 @@ from pytest_aorta.triage.facts import CellKey, facts_of
 from pytest_aorta.triage.matrix import MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
 from pytest_aorta.triage.reading import MATRIX_JSON
 from pytest_aorta.triage.verdicts import Decisions, Triage
+from pytest_aorta.trials.outcome import is_in_doubt, settled, was_perhaps_ended
+from pytest_aorta.trials.records import Failure
+from pytest_aorta.workflow import slurm
+from pytest_aorta.workflow.jobs import JOB_VARIABLE
 from pytest_aorta.workspace.atomic import remove_abandoned, write_json, write_text
 from pytest_aorta.workspace.paths import HISTORY, REPLAY, TrialPaths
 
@@ -210,6 +215,8 @@ class TrialWriter:
         self.alike: dict[str, FailedAlike] = {}
         #: What could not be written, and why.
         self.errors: list[str] = []
+        #: Trials that may have been ended with the whole run, and when that was, by ``time.monotonic()``.
+        self._doubtful: list[tuple[float, FinishedTrial]] = []
 
     def _declare(self, plans: Iterable[Plan]) -> None:
         """Cells are shown in the order of the plan, whichever has the first trial."""
@@ -243,9 +250,43 @@ class TrialWriter:
 
     def write(self, trial: FinishedTrial) -> TrialFacts:
         """Write one trial; one that cannot be written is kept elsewhere, and the run goes on."""
+        self._settle()
+        return self._write(trial)
+
+    def _settle(self, *, at_end: bool = False) -> None:
+        """Find out whether what has ended trials was the end of the run.
+
+        Then pytest gets the signal as well, within the time that its sender leaves to processes; else, the trials have
+        failed by themselves. Those of a recipe's job that ended just before pytest are settled with the job.
+        """
+        doubtful, self._doubtful = self._doubtful, []
+        now, job = time.monotonic(), os.environ.get("SLURM_JOB_ID")
+        for at, trial in doubtful:
+            why = None
+            if self.run.interrupted_at - at <= self._notice:
+                why = self.run.interrupted
+            elif now - at <= self._notice:
+                if not at_end:
+                    self._doubtful.append((at, trial))
+                    continue
+                if job is not None and JOB_VARIABLE in os.environ:
+                    continue
+                why = None if job is None else slurm.end_of(job)
+            if why is not None or is_in_doubt(trial.result):
+                self._write(replace(trial, result=settled(trial.result, why)), settles=True)
+
+    @cached_property
+    def _notice(self) -> float:
+        """Seconds from the first signal for all processes to the last."""
+        return slurm.kill_wait() if "SLURM_JOB_ID" in os.environ else self.run.selection.limits.grace
+
+    def _write(self, trial: FinishedTrial, *, settles: bool = False) -> TrialFacts:
         paths = TrialPaths(PurePosixPath(trial.path))
         try:
-            self.store.write(paths, trial.result, resumed=trial.resumed)
+            if settles:
+                self.store.settle(paths, trial.result)
+            else:
+                self.store.write(paths, trial.result, resumed=trial.resumed)
             if self.run.on_record is not None:
                 self.run.on_record(trial.result)
         except OSError as error:
@@ -256,6 +297,9 @@ class TrialWriter:
                 self.errors[-1] += f"; kept in {elsewhere}"
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
+        status, failure = trial.result["exit_status"], trial.result.get("failure")
+        if failure and not (settles or trial.resumed) and was_perhaps_ended(status, Failure(**failure)):
+            self._doubtful.append((time.monotonic(), trial))
         if not trial.resumed and trial.result["workload"] not in self._understood:
             target = ((trial.result.get("request") or {}).get("workload") or {}).get("target", "")
             terminal = self.run.config.pluginmanager.get_plugin("terminalreporter")
@@ -265,11 +309,12 @@ class TrialWriter:
                     terminal.ensure_newline()
                     terminal.write_line(understood(trial.result))
         facts = facts_of(trial.result, trial.path, self.triage.settings.signatures)
-        self.summary.add(trial, facts.key)
+        if not settles:
+            self.summary.add(trial, facts.key)
         if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
             return facts
         self._decide(facts)
-        if (watcher := self.run.config.stash.get(WATCHER, None)) is not None:
+        if (watcher := self.run.config.stash.get(WATCHER, None)) is not None and not settles:
             cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
             watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
         self.matrix.trial_is_over()
@@ -313,7 +358,6 @@ class TrialWriter:
         if found is None:
             return None
         from pytest_aorta.launch.record import logs_in, lost_record
-        from pytest_aorta.trials.records import Failure
 
         spec, paths = found
         self.store.make_room(paths)
@@ -363,6 +407,7 @@ class TrialWriter:
             if found is not None and found[1].file not in self.store.written:
                 why = self.run.interrupted or "the run ended before the trial"
                 self.write_lost(nodeid, f"interrupted: {why}")
+        self._settle(at_end=True)
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
         if self.decisions is not None and self.run.on_decided is not None:

@@ -22,6 +22,7 @@ from pytest_aorta.common.texts import identifier
 from pytest_aorta.plan import Selection, make_plan, unit_of
 from pytest_aorta.registry import Registry
 from pytest_aorta.settings import RequestError
+from pytest_aorta.trials.outcome import is_in_doubt, settled
 from pytest_aorta.workflow.groups import ValueOf, command_units, grouped, included, next_wave
 from pytest_aorta.workflow.jobs import JOBS, Job, reconcile
 from pytest_aorta.workflow.known import Journal, Known, Request, Workspace
@@ -477,15 +478,30 @@ class Project:
             self._plans[action.name] = make_plan(selection, self.registry)
         plan, results = self._plans[action.name], self.recipe.directories / action.name
         store = TrialStore(results, stamp())
+        message = f"job {job.identity(task)} ended: {state}"
         for spec in plan.trials:
             paths = plan.paths(spec)
-            if unit_of(spec) in started and not paths.file_in(results).exists():
-                message = f"job {job.identity(task)} ended: {state}"
+            file = paths.file_in(results)
+            if unit_of(spec) not in started:
+                continue
+            if not file.exists():
                 lost: Any = {"phase": "launch", "kind": "signal", "message": message}
                 logs = logs_in(paths.folder_in(results))
                 record = lost_record(spec, lost, logs).model_copy(update={"host": None})  # it ran on none that is known
                 store.write(paths, record.to_dict())
                 journal.add(action.name, unit_of(spec), record.exit_status, Request(digest=request_digest(spec)))
+                continue
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # of another version, or damaged
+                there = json.loads(file.read_bytes())
+                killed = there["exit_status"] == "workload_failed" and there["failure"]["signal"] == "SIGKILL"
+                ran_out = state.state == "OUT_OF_MEMORY" and killed
+                if not (is_in_doubt(there) or ran_out) or state.state == "UNKNOWN":
+                    continue
+                has_failed = ran_out or state.state in ("COMPLETED", "FAILED")
+                there = settled(there, None if has_failed else message, name=state.state if ran_out else "")
+                store.settle(paths, there)
+                if (found := trial_completion(there)) is not None:
+                    journal.add(action.name, *found)
 
 
 class Scan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -128,6 +129,23 @@ def _accounted(*options: str) -> list[str]:
         return _output(["sacct", "--noheader", "--parsable2", "--allocations", *options]).splitlines()
     except SchedulerError:
         return []
+
+
+def kill_wait() -> float:
+    """Seconds from SIGTERM to SIGKILL for the processes of a job, of a SLURM that does not say it 30."""
+    with contextlib.suppress(SchedulerError):
+        if found := re.search(r"^KillWait\s*=\s*(\d+)", _output(["scontrol", "show", "config"]), re.MULTILINE):
+            return float(found[1])
+    return 30.0
+
+
+def end_of(number: str) -> str | None:
+    """How a job is being ended now, ``None`` where it goes on, or nobody knows."""
+    with contextlib.suppress(SchedulerError):
+        state = squeue([number]).get(number)
+        if state is not None and state.state not in ("RUNNING", "SUSPENDED", "COMPLETED"):
+            return f"job {number}: {state}"
+    return None
 
 
 #: How the states of nodes begin that take no job, see ``man sinfo``, NODE STATE CODES.

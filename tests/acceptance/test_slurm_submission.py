@@ -267,3 +267,33 @@ def test_what_was_lost_is_told_and_submitted_again_until_all_is_as_after_a_local
 def _comparable(records: dict[str, dict[str, Any]]) -> dict[str, Any]:
     same = ("trial_id", "workload", "cell", "trial_index", "config", "exit_status", "mitigations_applied")
     return {path: [record[key] for key in same] for path, record in records.items()}
+
+
+SLEEPERS = """
+[[action]]
+name = "sleepers"
+command = "sh -c 'echo began >> began; exec sleep 60'"
+trials = {trials}
+group.maximum_size = 1
+resources.walltime.per_submission = "00:05:00"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["scancel", pytest.param("cancel --all", marks=pytest.mark.long)])
+def test_no_trial_of_a_cancelled_job_has_failed(stage: Stage, slurm: Slurm, how: str) -> None:
+    jobs, trials = SubmittingStage(stage, slurm), 12
+    stage.write_file("aorta.toml", SLEEPERS.format(trials=trials))
+    began = stage.path / "began"
+    jobs.submit("--yes")
+    wait(lambda: began.exists() and len(began.read_text().splitlines()) == trials, "trials")
+    if how == "scancel":
+        slurm.command("scancel", *jobs.jobs())
+    else:
+        jobs.command(*how.split())
+    jobs.wait_for_end()
+    assert {job["state"] for job in jobs.jobs().values()} == {"CANCELLED"}
+    records = current(stage).values()
+    assert [record["exit_status"] for record in records] == ["infrastructure_failed"] * trials
+    assert not any(record["failure"]["in_doubt"] for record in records)
+    assert (jobs.status()["sleepers"]["failed"], jobs.status()["sleepers"]["eligible"]) == (0, trials)

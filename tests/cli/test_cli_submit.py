@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.processes import wait_until
 from support.projects import command
-from support.stage import Stage, text
+from support.stage import PYTEST, Stage, text
 from support.terminal import Terminal, finish
 
 from pytest_aorta.cli import submit as submit_command
@@ -288,6 +288,45 @@ def test_what_the_queue_has_forgotten_is_asked_of_the_accounting(stage: Stage, s
     assert status()["one"]["eligible"] == 4  # the commands have not failed
     [asked] = set((scheduler.folder / "squeue-asked").read_text().splitlines())
     assert "--jobs=100,101" in asked
+
+
+KILLED = """
+[[action]]
+name = "killed"
+command = "sh -c 'kill -9 $$'"
+trials = 2
+group.maximum_size = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("CANCELLED", ("infrastructure_failed", "interrupted: job 100 ended: CANCELLED (by 0)", "eligible")),
+        ("NODE_FAIL", ("infrastructure_failed", "interrupted: job 100 ended: NODE_FAIL (by 0)", "eligible")),
+        ("OUT_OF_MEMORY", ("workload_failed", "OUT_OF_MEMORY: ended by SIGKILL", "failed")),
+        ("FAILED", ("workload_failed", "ended by SIGKILL", "failed")),
+    ],
+)
+def test_the_end_of_a_job_says_why_its_trial_was_killed(
+    stage: Stage, scheduler: StandInScheduler, state: str, expected: tuple[str, str, str]
+) -> None:
+    stage.write_file("aorta.toml", KILLED)
+    submit()
+    [first, second] = scheduler.jobs
+    job = stage.path / ".aorta/jobs" / first[1]
+    inside = {"AORTA_JOB": str(job), "AORTA_JOB_TASK": "0", "SLURM_JOB_ID": "100"}
+    items = stage.path / ".aorta/jobs" / first[1] / "items-0.txt"
+    stage.command(*PYTEST, f"@{items}", env=inside)
+    [(path, record)] = stage.trials("workspace").items()
+    assert (record["exit_status"], record["failure"]["in_doubt"]) == ("workload_failed", True)
+    assert (status()["killed"]["submitted"], status()["killed"]["failed"]) == (2, 0)
+    scheduler.set_jobs([*first[:2], state, "by 0"], second)
+    row = status()["killed"]
+    assert {name for name in ("failed", "eligible") if row[name]} == {expected[2]}
+    record = stage.trials("workspace")[path]
+    assert (record["exit_status"], record["failure"]["message"]) == expected[:2]
+    assert record["failure"]["in_doubt"] is None
 
 
 def test_a_queue_that_is_down_changes_nothing(stage: Stage, scheduler: StandInScheduler) -> None:
