@@ -116,6 +116,8 @@ def submit(
             watched = (began if not is_first else math.inf) if watch else None
             planned, left = list[PlannedAction](), max_jobs
             for each in actions:
+                project.check_overlap(each, chosen[each.name])
+            for each in actions:
                 only = chosen[each.name]
                 found = submission.plan_action(project, target, launchers, each, only, left, arguments, down, watched)
                 left = None if left is None else left - found.count

@@ -132,8 +132,8 @@ def command_units(recipe: Recipe, action: Action, units: Sequence[str], value_of
             both = set(names) & set(included(other.table.group, units, value_of))
             if both:
                 raise RequestError(
-                    f"action {action.name!r} includes directory {min(both)!r}, and so does the action of the same "
-                    f"name in line {other.line}"
+                    f"{min(both)!r} would be run multiple times: the action {action.name!r} of line {other.line} "
+                    "includes it as well; the groups of one name must not overlap"
                 )
     except RequestError as error:
         raise recipe.error(action, str(error)) from None

@@ -366,6 +366,20 @@ class Project:
             return {unit: progress[unit] for units in within for unit in units}
         return progress
 
+    def check_overlap(self, action: Action, only: Collection[str] | None = None) -> None:
+        """Raise ``RecipeError`` where another action of this name would be submitted on the same units."""
+        left: dict[str, int] = {}
+        same = self.recipe.by_name[action.name]
+        for each in same if len(same) > 1 else ():
+            for unit, state in self.states(each, only).items():
+                line = left.setdefault(unit, each.line) if state in ("failed", "stale", "eligible") else each.line
+                if line != each.line:
+                    raise self.recipe.error(
+                        each,
+                        f"{unit!r} would be submitted multiple times: the action {action.name!r} of line {line} includes "
+                        "it as well; the groups of one name must not overlap",
+                    )
+
     def runnable(self, action: Action, only: Collection[str] | None = None) -> tuple[list[str], Counter[str]]:
         """The units that the next submission would run, and how many of the others there are of which kind."""
         blocked, others = self._blocked(action), Counter[str]()

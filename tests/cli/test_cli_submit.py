@@ -403,6 +403,37 @@ def test_jobs_are_cancelled_by_number_or_action(stage: Stage, scheduler: StandIn
     assert command("cancel").exit_code == 2
 
 
+OVERLAPPING = """
+[workspace]
+value_file = "v.json"
+[[action]]
+name = "p"
+command = "echo low >> workspace/{directory}/p"
+products = ["p"]
+group.include = [{condition = ["/v", "<=", 1]}]
+[[action]]
+name = "p"
+command = "echo high >> workspace/{directory}/p"
+products = ["p"]
+group.include = [{condition = ["/v", ">=", 1]}]
+"""
+
+
+def test_two_actions_of_one_name_are_never_on_one_directory(stage: Stage, scheduler: StandInScheduler) -> None:
+    stage.write_file("aorta.toml", OVERLAPPING)
+    for number, name in enumerate("abcd"):
+        stage.write_file(f"workspace/{name}/v.json", json.dumps({"v": number}))
+    why = "aorta.toml:8: 'b' would be {} multiple times: the action 'p' of line 3 includes it as well"
+    assert why.format("submitted") in refused("-n", "1")
+    assert why.format("submitted") in refused("--cluster", "none")
+    assert why.format("run") in command("run").output + text(stage.command(*PYTEST, "aorta.toml"))
+    assert scheduler.jobs == []
+    assert not (stage.path / "workspace/b/p").exists()
+    stage.write_file("workspace/b/p", "")
+    command("scan")
+    assert matches(submit("--cluster", "one-by-one"), "p: 1 job (1 directory)*", "p: 1 job (2 directories)*")
+
+
 @pytest.mark.slow
 def test_on_this_host_a_job_runs_at_once(stage: Stage, scheduler: StandInScheduler) -> None:
     submit()
