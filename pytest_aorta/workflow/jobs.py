@@ -203,7 +203,8 @@ def reconcile(
                     job.forbid()  # should it come after all, it does nothing
                     job.refused = "the scheduler does not have it"
                 job.save()
-            states = slurm.states([job.number for job in here if job.number is not None])
+            known = [(job, number) for job in here if job.number is not None for number in range(len(job.tasks))]
+            states = slurm.states([job.identity(task) for job, task in known if not job.tasks[task].is_over])
         except RequestError as error:
             open_tasks = sum(not task.is_over for job in here for task in job.tasks)
             problems.append(f"{error}; the states of {open_tasks} submitted jobs are those that were last known")

@@ -377,7 +377,7 @@ class Project:
                     raise self.recipe.error(
                         each,
                         f"{unit!r} would be submitted multiple times: the action {action.name!r} of line {line} includes "
-                        "it as well; the groups of one name must not overlap",
+                        "it as well; groups of one name must not overlap",
                     )
 
     def runnable(self, action: Action, only: Collection[str] | None = None) -> tuple[list[str], Counter[str]]:

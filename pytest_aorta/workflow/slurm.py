@@ -80,17 +80,16 @@ def sbatch(script: Path, folder: Path, has_account: bool) -> str:
     raise (LostAnswer if lost else SchedulerError)(said if said.startswith("sbatch") else f"sbatch: {said}")
 
 
-def states(numbers: Sequence[str]) -> dict[str, TaskState]:
-    """The states of jobs, by ``NUMBER`` or ``NUMBER_TASK``.
+def states(identities: Sequence[str]) -> dict[str, TaskState]:
+    """The states of jobs, each ``NUMBER``, and of tasks of arrays, each ``NUMBER_TASK``.
 
-    The queue knows those that have ended a short while ago as well; what it has forgotten, the accounting is asked.
-    Raises ``SchedulerError`` where the scheduler does not answer.
+    The queue knows those that have ended a short while ago as well, each task by itself; what it has forgotten, the
+    accounting is asked. Raises ``SchedulerError`` where the scheduler does not answer.
     """
-    if not numbers:
+    if not identities:
         return {}
-    found = squeue(numbers)
-    known = {identity.partition("_")[0] for identity in found}
-    if missing := [number for number in numbers if number not in known]:
+    found = squeue(list(dict.fromkeys(identity.partition("_")[0] for identity in identities)))
+    if missing := [identity for identity in identities if identity not in found]:
         for line in _accounted(f"--jobs={','.join(missing)}", "--format=JobID,State,ExitCode"):
             fields = line.split("|")
             if len(fields) == 3 and fields[1].strip():

@@ -57,6 +57,7 @@ esac
 SACCT = """\
 #!/bin/bash
 cd -- "$(dirname "$0")" || exit
+echo "$@" >> sacct-asked
 if [ ! -e accounting ]; then echo "Slurm accounting storage is disabled" >&2; exit 1; fi
 cat accounting
 """
@@ -288,6 +289,19 @@ def test_what_the_queue_has_forgotten_is_asked_of_the_accounting(stage: Stage, s
     assert status()["one"]["eligible"] == 4  # the commands have not failed
     [asked] = set((scheduler.folder / "squeue-asked").read_text().splitlines())
     assert "--jobs=100,101" in asked
+
+
+def test_a_task_that_the_queue_has_forgotten_is_asked_of_the_accounting_while_others_live(
+    stage: Stage, scheduler: StandInScheduler
+) -> None:
+    submit("--cluster", "slurm", "-a", "one")
+    [(number, name, *_)] = scheduler.jobs
+    scheduler.set_jobs([f"{number}_1", name, "RUNNING", "None"])
+    (scheduler.folder / "accounting").write_text(f"{number}_0|OUT_OF_MEMORY|0:125\n")
+    assert jobs() == [["OUT_OF_MEMORY", "exit code 0:125"], ["RUNNING", ""]]
+    assert (status()["one"]["failed"], status()["one"]["submitted"]) == (1, 2)
+    assert (scheduler.folder / "sacct-asked").read_text().count(f"--jobs={number}_0 ") == 1
+    assert f"--jobs={number},1 " in (scheduler.folder / "squeue-asked").read_text()
 
 
 KILLED = """
