@@ -153,7 +153,8 @@ def status(
             hours = [f"{hours:.2f}" for hours in row["remaining"].values()]
             click.echo("\t".join([one_line(row["name"]), *(str(row[state]) for state in COLORS), *hours]))
     elif not shown:
-        click.echo("No action has any of these; --all shows all actions." if actions else "The recipe has no actions.")
+        why = "none has any of these; --all shows all of them" if actions else "the recipe has none"
+        click.echo(f"No actions match: {why}.", err=True)
     else:
         lines = columns(texts, right=range(1, len(texts[0])), colors=dict(enumerate(COLORS.values(), 1)))
         echo_table(lines, has_heading=not no_header)
@@ -408,7 +409,7 @@ def _add_listing(what: str, heading: str, pattern: str | None, shown: str, text:
             for name in dict.fromkeys(row.name for row in rows):
                 click.echo(one_line(name))
         elif not rows:
-            click.echo(f"There are no such {what}.")
+            click.echo(f"No {what} match.", err=True)
         else:
             _echo_rows(heading, rows, has_heading=not no_header, is_separated=not no_separate_groups)
 
@@ -439,20 +440,21 @@ _add_listing(
 
 def _echo_rows(heading: str, rows: Sequence[_Row], *, has_heading: bool, is_separated: bool) -> None:
     several, counts = len({row.action for row in rows}) > 1, rows[0].counts
-    states: list[str] = [*counts] if counts else ["state" if rows[0].action else ""]
+    states: list[str] = [*counts] if counts else ["status" if rows[0].action else ""]
     headings = ["Action" if several else "", heading, *map(str.capitalize, states)]
-    headings += ["Job" if any(row.job for row in rows) else "", *(pointer or '""' for pointer in rows[0].values)]
+    headings += ["Job ID" if rows[0].state else "", *(pointer or '""' for pointer in rows[0].values)]
     table = [headings]
     for row in rows:
         own = [f"{count:,}" for count in row.counts.values()] if counts else [row.state or ""]
         values = [json.dumps(value) for value in row.values.values()]
         table.append([(row.action or "") if several else "", row.name, *own, row.job or "", *values])
     lines = columns(table, right=range(2, 2 + len(states)) if counts else ())
-    echo_table(lines[:1], has_heading=has_heading)
+    echo_table(lines[:1], has_heading=has_heading and (bool(rows[0].action) or bool(rows[0].values)))
+    text = []  # written at once
     for row, before, line in zip(rows, [rows[0], *rows], lines[1:], strict=False):
-        if is_separated and row.group != before.group:
-            click.echo()
-        click.echo(line if row.state is None else click.style(line, fg=COLORS[row.state]))
+        text += [""] if is_separated and row.group != before.group else []
+        text.append(line if row.state is None else click.style(line, fg=COLORS[row.state]))
+    click.echo("\n".join(text))
 
 
 @show.command("collected")

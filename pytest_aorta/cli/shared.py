@@ -179,7 +179,7 @@ def chosen_units(names: Sequence[str], project: Project) -> set[str] | None:
     known = {*project.directories, *(cell for cells in project.requests.values() for cell in cells)}
     for name in sorted(found):
         if name not in known and name.rpartition("/")[0] not in known:
-            click.echo(f"warning: {one_line(name)!r} not found in the workspace", err=True)
+            click.echo(f"warning: {one_line(name)!r} not found in workspace", err=True)
     return found
 
 

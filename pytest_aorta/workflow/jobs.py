@@ -8,6 +8,7 @@ answer that was lost can be looked up, and nothing is submitted twice.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -55,7 +56,8 @@ class Job(BaseModel):
     """A submission.
 
     ``name``: of the job in the scheduler, which no other job has. ``number``: that the scheduler has given it, as soon
-    as it is known. ``refused``: why the scheduler does not have it. Several tasks are an array.
+    as it is known. ``refused``: why the scheduler does not have it. Several tasks are an array. ``printed``: where what
+    they print goes, from the folder of the recipe, with SLURM's patterns; by default, to their folder.
     """
 
     version: int = 1
@@ -68,6 +70,7 @@ class Job(BaseModel):
     created: float = Field(default_factory=time.time)
     number: str | None = None
     refused: str | None = None
+    printed: str | None = None
     _folder: Path | None = PrivateAttr(None)  # where it was found: a project may be mounted elsewhere, or be moved
 
     @property
@@ -79,7 +82,10 @@ class Job(BaseModel):
         return self.refused is None and not all(task.is_over for task in self.tasks)
 
     def output(self, task: int) -> Path:
-        return self.folder / f"output-{task}.txt"
+        if self.printed is None:
+            return self.folder / f"output-{task}.txt"
+        known = {"%j": self.identity(task), "%A": self.number or "", "%a": str(task), "%x": self.name}
+        return self.folder.parents[2] / re.sub("%[jAax]", lambda found: known[found[0]], self.printed)
 
     def tasks_of(self, action: str, unit: str) -> list[int]:
         """The tasks that work on a unit of an action."""
@@ -203,8 +209,8 @@ def reconcile(
                     job.forbid()  # should it come after all, it does nothing
                     job.refused = "the scheduler does not have it"
                 job.save()
-            known = [(job, number) for job in here if job.number is not None for number in range(len(job.tasks))]
-            states = slurm.states([job.identity(task) for job, task in known if not job.tasks[task].is_over])
+            tasks = [(job, number) for job in here if job.number is not None for number in range(len(job.tasks))]
+            states = slurm.states([job.identity(number) for job, number in tasks if not job.tasks[number].is_over])
         except RequestError as error:
             open_tasks = sum(not task.is_over for job in here for task in job.tasks)
             problems.append(f"{error}; the states of {open_tasks} submitted jobs are those that were last known")

@@ -376,8 +376,8 @@ class Project:
                 if line != each.line:
                     raise self.recipe.error(
                         each,
-                        f"{unit!r} would be submitted multiple times: the action {action.name!r} of line {line} includes "
-                        "it as well; groups of one name must not overlap",
+                        f"{unit!r} would be submitted multiple times: the action {action.name!r} of line {line} "
+                        "includes it as well; groups of one name must not overlap",
                     )
 
     def runnable(self, action: Action, only: Collection[str] | None = None) -> tuple[list[str], Counter[str]]:

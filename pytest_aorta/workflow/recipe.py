@@ -13,6 +13,7 @@ import math
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,6 +30,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -40,7 +42,7 @@ from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, Reader, seconds, share, 
 from pytest_aorta.triage import margin
 from pytest_aorta.trials.command_line import label_of, words_of
 from pytest_aorta.trials.output import checked_metric, checked_regex, checked_source
-from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.finding import FILES_OF_ROW, RecipeError, UnknownKey
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -111,10 +113,13 @@ def line_of(lines: Mapping[Location, int], location: Sequence[str | int]) -> int
     return next(lines[tuple(location[:end])] for end in range(len(location), -1, -1) if tuple(location[:end]) in lines)
 
 
-def check_table(table: type[BaseModel], content: Any, useless: Collection[str] = ()) -> None:
-    """Raise what pydantic reports where ``content`` is no such table, or has a key that it has not.
+def check_table(
+    table: type[BaseModel], content: Any, useless: Collection[str] = (), unknown: list[str] | None = None
+) -> Any:
+    """The table; raise what pydantic reports where ``content`` is none, or has a key that it has not.
 
-    ``useless``: keys that are known, but not worth naming.
+    ``useless``: keys that are known, but not worth naming. ``unknown``: takes the keys that are like none of those that
+    are known, which are left out; without it, they are errors as well.
     """
     keys = sorted({field.alias or name for name, field in table.model_fields.items()})
     if not isinstance(content, Mapping):
@@ -124,9 +129,14 @@ def check_table(table: type[BaseModel], content: Any, useless: Collection[str] =
         if key not in keys:
             valid = [each for each in keys if each not in useless]
             nearest = difflib.get_close_matches(str(key).casefold(), valid, 1)
+            if not nearest and unknown is not None:
+                unknown.append(str(key))
+                content = {name: value for name, value in content.items() if name != key}
+                continue
             question = f"did you mean {nearest[0]!r}? " if nearest else ""
             sentence = f"unknown key {key!r}; {question}valid: {', '.join(valid)}"
             raise PydanticCustomError("unknown_key", "{sentence}", {"key": key, "sentence": sentence})
+    return content
 
 
 def describe(error: ValidationError, content: Any) -> tuple[Location, str]:
@@ -292,16 +302,16 @@ def shell_commands(command: str, directories: Sequence[str], values: Sequence[Js
 
 
 class Table(BaseModel):
-    """A table of a file; a key that it does not know is an error."""
+    """A table of a file. A key that it does not know is an error, or goes to the context of the validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _is_a_table(cls, content: Any) -> Any:
-        if not isinstance(content, cls):
-            check_table(cls, content, cls.useless_keys(content))
-        return content
+    def _is_a_table(cls, content: Any, info: ValidationInfo) -> Any:
+        return (
+            content if isinstance(content, cls) else check_table(cls, content, cls.useless_keys(content), info.context)
+        )
 
     @classmethod
     def useless_keys(cls, content: Any) -> set[str]:
@@ -401,6 +411,16 @@ class Resources(Table):
     memory: Memory | None = None
     walltime: Walltime | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_row(cls, content: Any) -> Any:
+        """Row's keys ``memory_per_cpu_mb`` and ``memory_per_gpu_mb`` are those of ``memory``."""
+        if not isinstance(content, Mapping):
+            return content
+        flat = {key: content[f"memory_{key}"] for key in Memory.model_fields if f"memory_{key}" in content}
+        others = {key: value for key, value in content.items() if key.removeprefix("memory_") not in flat}
+        return {**others, "memory": {**flat, **content.get("memory", {})}} if flat else content
+
     def with_memory(self, factor: float) -> Resources:
         if self.memory is None or factor == 1:
             return self
@@ -443,6 +463,8 @@ class SubmitOptions(Table):
     setup: str | None = None
     custom: tuple[str, ...] = ()
     partition: str | None = None
+    output_file_path: str | None = None
+    output_file_name: str | None = None
 
 
 def _factor(value: Any) -> Any:
@@ -798,8 +820,13 @@ def _read_toml(text: str, file: Path) -> dict[str, Any]:
 
 
 def _validated(table: Any, content: Mapping[str, Any], lines: Mapping[Location, int], file: Path) -> Any:
+    unknown: list[str] | None = [] if file.name in FILES_OF_ROW else None
     try:
-        return TypeAdapter(table).validate_python(content)
+        found = TypeAdapter(table).validate_python(content, context=unknown)
+        for key in dict.fromkeys(unknown or ()):
+            text = f"{file}: unknown key {key!r}, perhaps of a later version of Row: it does nothing here"
+            warnings.warn(UnknownKey(text), stacklevel=2)
+        return found
     except ValidationError as error:
         location, sentence = describe(error, content)
         raise RecipeError(sentence, file, line_of(lines, location)) from None

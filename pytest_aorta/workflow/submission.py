@@ -183,6 +183,7 @@ def plan_jobs(
                 action=action.name,
                 recipe=str(recipe.file),
                 tasks=tasks,
+                printed=_printed(action.name, own),
             )
             files, commands = dict[str, str](), list[list[str]]()
             for number, units in enumerate(several):
@@ -203,6 +204,7 @@ def plan_jobs(
                 name=job.name,
                 root=recipe.root,
                 folder=job.folder.relative_to(recipe.root),
+                output=job.printed,
                 variables=action_variables(action.name, table.resources, size, recipe.workspace.path, cluster.name),
                 setup=own.setup,
                 tasks=commands,
@@ -213,6 +215,14 @@ def plan_jobs(
             warnings = [*partition.warnings(table.resources, size)] if partition is not None else []
             cost = table.resources.cost(size) * len(several)
             yield PlannedJob(job, files, cost, warnings, own.account is not None)
+
+
+def _printed(action: str, options: SubmitOptions) -> str | None:
+    """Where Row's keys have what a job prints, from the folder of the recipe."""
+    if options.output_file_path is None and options.output_file_name is None:
+        return None
+    name = (options.output_file_name or "{action_name}-%j.out").replace("{action_name}", identifier(action))
+    return os.path.join(options.output_file_path or "", name)
 
 
 def _pytest_line(action: Action, start: Path, arguments: Sequence[str], items: Path) -> str:
@@ -237,6 +247,8 @@ def submit(planned: PlannedJob, root: Path) -> Job:
     """
     job = planned.job.model_copy(update={"created": time.time()})
     job.folder.mkdir(parents=True)
+    if job.printed is not None:
+        (root / job.printed).parent.mkdir(parents=True, exist_ok=True)
     for name, text in planned.files.items():
         write_text(job.folder / name, text)
     job.save()
@@ -326,6 +338,7 @@ def script_text(
     tasks: Sequence[Sequence[str]],
     note: Sequence[str],
     throttle: int | None = None,
+    output: str | None = None,
     *,
     runs_trials: bool = False,
 ) -> str:
@@ -338,12 +351,14 @@ def script_text(
         tasks: commands of each task; several are an array.
         note: the command that notes how a task has ended.
         throttle: tasks of an array that run at a time.
+        output: the file for what they print; by default, one in the folder of the job.
         runs_trials: whether commands run pytest, which keeps the index itself, and exits with 1 where trials fail.
     """
     is_array = len(tasks) > 1
     lines = ["#!/bin/bash"]
     if options is not None:
-        own = [f"--job-name={name}", f"--output={folder}/output-{'%a' if is_array else '0'}.txt"]
+        output = output or f"{folder}/output-{'%a' if is_array else '0'}.txt"
+        own = [f"--job-name={name}", f"--output={quoted(output)}"]
         if is_array:
             own.append(f"--array=0-{len(tasks) - 1}{f'%{throttle}' if throttle is not None else ''}")
         lines += [f"#SBATCH {option}" for option in (*options, *own)]
@@ -401,7 +416,7 @@ def _sbatch_options(action: Action, cluster: Cluster, partition: Partition | Non
         yield f"--ntasks={processes}"
         total, per_node = resources.total_cpus(units), partition and partition.cpus_per_node
         if gpus is not None:
-            yield f"--gpus-per-task={gpus}"
+            yield f"{cluster.slurm_gpus_per_task}{gpus}"
             total, per_node = gpus * processes, partition and partition.gpus_per_node
         if per_node:
             yield f"--nodes={math.ceil(total / per_node)}"

@@ -43,7 +43,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ]
     project(tmp_path, "")
     result = command("status")
-    assert (result.exit_code, result.output) == (0, "The recipe has no actions.\n")
+    assert (result.exit_code, result.output) == (0, "No actions match: the recipe has none.\n")
 
 
 def test_rows_of_actions_with_directories(folder: Path) -> None:
@@ -79,7 +79,7 @@ def test_only_some_directories(folder: Path) -> None:
             "one\t0\t0\t0\t0\t2\t0\t2.00\t0.00",
             "two\t0\t0\t0\t0\t0\t2\t0.00\t6.00",
         ]
-        assert result.stderr == "warning: 'nodir' not found in the workspace\n"
+        assert result.stderr == "warning: 'nodir' not found in workspace\n"
 
 
 def test_what_a_run_has_journaled_counts_at_once(folder: Path) -> None:
@@ -167,7 +167,7 @@ def test_products_of_one_name_in_show_directories(folder: Path) -> None:
     assert command("scan").exit_code == 0
     shown = command("show", "directories", "-a", "two", "--value", "/v", "--value", "/half").stdout
     assert [line.split() for line in shown.splitlines()] == [
-        ["Directory", "State", "/v", "/half"],
+        ["Directory", "Status", "Job", "ID", "/v", "/half"],
         *([f"dir{n}", "eligible" if n < 2 else "waiting", str(n), str(n // 2)] for n in range(4)),
         [],
         *([f"dir{n}", "waiting", str(n), str(n // 2)] for n in range(4, 8)),

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,8 +81,10 @@ CASES: dict[str, tuple[str, list[list[str]]]] = {
 }
 
 
-def scripts(text: str, groups: Sequence[Sequence[str]], tmp_path: Path, cluster: str = "here") -> list[str]:
-    (tmp_path / "clusters.toml").write_text(CLUSTERS)
+def scripts(
+    text: str, groups: Sequence[Sequence[str]], tmp_path: Path, cluster: str = "here", clusters: str = ""
+) -> list[str]:
+    (tmp_path / "clusters.toml").write_text(clusters or CLUSTERS)
     configuration = Configuration((tmp_path,))
     found = configuration.cluster(cluster)
     project = Project(recipe_of(text))
@@ -114,6 +117,24 @@ def test_shellcheck_has_nothing_to_say(file: Path) -> None:
     # SC2317: what a trap calls looks as if it were never called.
     done = subprocess.run(["shellcheck", "--exclude=SC2317", str(file)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_what_row_1_0_can_say_of_a_job(tmp_path: Path) -> None:
+    """In Row, an action has ``output_file_*`` and memory by these names."""
+    more = """
+        resources = {memory_per_gpu_mb = 100, gpus_per_process = 2}
+        [action.submit_options.here]
+        output_file_path = "logs/of it"
+        output_file_name = "{action_name}-%j.txt"
+        """
+    [script] = scripts(COMMAND + textwrap.dedent(more), [["a"]], tmp_path)
+    assert '#SBATCH --output="logs/of it/act-%j.txt"\n' in script
+    assert "#SBATCH --mem-per-gpu=100M\n" in script
+    assert "#SBATCH --gpus-per-task=2\n" in script
+    (tmp_path / "other").mkdir()
+    other = CLUSTERS.replace('name = "here"', 'name = "here"\nslurm_gpus_per_task = "--gres=gpu:"')
+    [script] = scripts(COMMAND + textwrap.dedent(more), [["a"]], tmp_path / "other", clusters=other)
+    assert "#SBATCH --gres=gpu:2\n" in script
 
 
 def test_groups_of_one_size_are_an_array_but_on_this_host_and_others_jobs_of_their_own(tmp_path: Path) -> None:

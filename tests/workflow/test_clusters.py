@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.workflow.clusters import Cluster, Configuration
-from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.finding import RecipeError, UnknownKey
 from pytest_aorta.workflow.recipe import Resources
 
 MINE = """
@@ -131,6 +131,25 @@ def test_the_first_partition_that_takes_the_job_is_chosen(
     limits: dict[str, Any], resources: dict[str, Any], fits: bool
 ) -> None:
     assert chosen([of("first", **limits), ANY], **resources) == ("first" if fits else "any")
+
+
+def test_keys_of_later_versions_of_row(configuration: Configuration) -> None:
+    text = MINE.replace("[[cluster.partition]]", 'slurm_gpus_per_task = "--gres=gpu:"\n[[cluster.partition]]')
+    write(configuration, "project", "clusters.toml", text + "memory_per_cpu_mb = 1970\nof_the_future = 3\n")
+    with pytest.warns(UnknownKey, match=r"clusters.toml: unknown key 'of_the_future', perhaps of a later version"):
+        cluster = configuration.cluster("mine")
+    assert (cluster.slurm_gpus_per_task, cluster.partition[0].memory_per_cpu) == ("--gres=gpu:", "1970M")
+    assert configuration.launchers_on("mine")["rayon"].words(Resources(threads_per_process=4), 1) == (
+        "RAYON_NUM_THREADS=4"
+    )
+
+
+def test_less_memory_than_there_is_is_warned_of() -> None:
+    few, enough = ({"memory": {"per_cpu_mb": number}} for number in (2000, 2048))
+    assert "partition some: 2000M of memory per CPU is asked for, and 2G would be there" in chosen(
+        [of("some", memory_per_cpu="2G")], **few
+    )
+    assert chosen([of("some", memory_per_cpu="2G")], **enough) == "some"
 
 
 def test_processes_per_directory_count_for_the_whole_job() -> None:

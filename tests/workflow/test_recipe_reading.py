@@ -8,8 +8,19 @@ from pathlib import Path
 import pytest
 from support.recipes import ONE, recipe_of
 
-from pytest_aorta.workflow.finding import RecipeError, find_recipe
-from pytest_aorta.workflow.recipe import read_recipe
+from pytest_aorta.workflow.finding import RecipeError, UnknownKey, find_recipe
+from pytest_aorta.workflow.recipe import parse_recipe, read_recipe
+
+
+def test_a_key_that_a_later_row_may_have_is_a_warning_in_files_of_row_unless_it_looks_mistyped(tmp_path: Path) -> None:
+    text = "[[action]]\nname = 'one'\ncommand = 'echo {directory}'\nof_the_future = 3\n"
+    with pytest.warns(
+        UnknownKey, match=r"workflow.toml: unknown key 'of_the_future', perhaps of a later version of Row"
+    ):
+        assert parse_recipe(text, tmp_path / "workflow.toml").actions[0].name == "one"
+    for wrong, file in ((text, "aorta.toml"), (text.replace("of_the_future", "previous_action"), "workflow.toml")):
+        with pytest.raises(RecipeError, match="unknown key"):
+            parse_recipe(wrong, tmp_path / file)
 
 
 def test_an_empty_recipe_has_no_actions_and_rows_workspace() -> None:
