@@ -184,12 +184,15 @@ def why(project: Project, names: tuple[str, ...], action: str) -> None:
 def _reasons(project: Project, action: Action, unit: str, state: State) -> Iterator[str]:
     if state == "waiting":
         yield from project.waits_for(action, unit)
-    elif state == "submitted":
+        return
+    if state == "submitted":
         for job in project.jobs:
             for number in job.tasks_of(action.name, unit):
                 if not job.tasks[number].is_over:
                     yield f"job {job.cluster}/{job.identity(number)}: {job.state(number)}"
-    elif state == "stale" and action.is_matrix:
+        return
+    yield from _rest_of_group(project, action, unit)
+    if state == "stale" and action.is_matrix:
         yield "its record is of another request or other code; it is run again"
     elif state == "stale":
         yield "the command or the value has changed since it was completed; it is run again"
@@ -211,6 +214,16 @@ def _reasons(project: Project, action: Action, unit: str, state: State) -> Itera
         yield "the next run and the next submission try it again"
     elif state == "eligible":
         yield "nothing keeps it from being run"
+
+
+def _rest_of_group(project: Project, action: Action, unit: str) -> Iterator[str]:
+    """What keeps a group from being submitted as a whole."""
+    group = project.whole_group(action, unit)
+    runnable, _ = project.runnable(action, set(group)) if len(group) > 1 else (group, {})
+    if others := [each for each in group if each not in runnable]:
+        more = f" ({len(others) - 1} more)" if len(others) > 1 else ""
+        how = project.states(action, {others[0]}).get(others[0], "not needed")
+        yield f"its group of {len(group)} is submitted as a whole only, and {others[0]} is {how}{more}"
 
 
 def _last_output(project: Project, action: Action, unit: str) -> Iterator[str]:

@@ -44,7 +44,7 @@ from pytest_aorta.workflow.clusters import Cluster, Configuration
 from pytest_aorta.workflow.jobs import JOBS, Job, read_job, read_jobs
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Cost, read_recipe
-from pytest_aorta.workflow.slurm import LostAnswer, TaskState, scancel
+from pytest_aorta.workflow.slurm import LostAnswer, NodeKind, TaskState, node_kinds, scancel
 from pytest_aorta.workflow.submission import PlannedAction, PlannedJob
 from pytest_aorta.workspace.atomic import locked
 
@@ -100,6 +100,10 @@ def submit(
     launchers = configuration.launchers_on(target.name)
     arguments = [*(f"--aorta-registry-file={Path(file).absolute()}" for file in files), *shlex.split(pytest_args)]
     names = tuple(names_from_stdin(names))
+    kinds: dict[str, list[NodeKind]] = {}
+    if target.scheduler == "slurm":
+        with contextlib.suppress(RequestError):  # on a host without SLURM, scripts can be looked at
+            kinds = node_kinds()
     began = time.time()
 
     def submit_next(is_first: bool) -> bool:
@@ -119,7 +123,9 @@ def submit(
                 project.check_overlap(each, chosen[each.name])
             for each in actions:
                 only = chosen[each.name]
-                found = submission.plan_action(project, target, launchers, each, only, left, arguments, down, watched)
+                found = submission.plan_action(
+                    project, target, launchers, each, only, left, arguments, down, watched, kinds
+                )
                 left = None if left is None else left - found.count
                 planned.append(found)
             if not dry_run:

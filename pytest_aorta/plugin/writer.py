@@ -278,7 +278,7 @@ class TrialWriter:
     @cached_property
     def _notice(self) -> float:
         """Seconds from the first signal for all processes to the last."""
-        return slurm.kill_wait() if "SLURM_JOB_ID" in os.environ else self.run.selection.limits.grace
+        return slurm.setting("KillWait", 30) if "SLURM_JOB_ID" in os.environ else self.run.selection.limits.grace
 
     def _write(self, trial: FinishedTrial, *, settles: bool = False) -> TrialFacts:
         paths = TrialPaths(PurePosixPath(trial.path))

@@ -13,7 +13,6 @@ from pathlib import Path
 from pytest_aorta.common.conditions import Json, element, sorted_by
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.recipe import Action, Group, Recipe, Resources, takes_all
 
 #: A directory's name to its value.
@@ -90,19 +89,10 @@ def _hashable(key: Json) -> object:
     return tuple(map(_hashable, key)) if isinstance(key, list) else (isinstance(key, bool), key)
 
 
-def check_whole(action: Action, eligible: Sequence[Sequence[str]], units: Sequence[str], value_of: ValueOf) -> None:
-    """With ``submit_whole``, each eligible group has to be one of those that all included units form."""
+def whole_groups(action: Action, units: Sequence[str], value_of: ValueOf) -> list[list[str]]:
+    """The groups that all included units of an action form."""
     group = action.table.group
-    if not group.submit_whole:
-        return
-    included_units = included(group, units, value_of)
-    whole = {frozenset(names) for names in grouped(group, included_units, value_of, of_trials=action.is_matrix)}
-    for names in eligible:
-        if frozenset(names) not in whole:
-            raise RecipeError(
-                f"action {action.name!r} has submit_whole, and the group of {names[0]!r} with {len(names)} directories "
-                "is only a part of a whole one; select all of its directories, or wait until all are eligible"
-            )
+    return grouped(group, included(group, units, value_of), value_of, of_trials=action.is_matrix)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pytest_aorta.plan import Selection, make_plan, unit_of
 from pytest_aorta.registry import Registry
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.outcome import is_in_doubt, settled
-from pytest_aorta.workflow.groups import ValueOf, command_units, grouped, included, next_wave
+from pytest_aorta.workflow.groups import ValueOf, command_units, grouped, included, next_wave, whole_groups
 from pytest_aorta.workflow.jobs import JOBS, Job, reconcile
 from pytest_aorta.workflow.known import Journal, Known, Request, Workspace
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, takes_all
@@ -141,6 +141,7 @@ class Project:
         self.problems: list[str] = []
         self._plans: dict[str, Plan] = {}
         self._keys: dict[str, Callable[[str], str]] = {}
+        self._whole: dict[int, dict[str, list[str]]] = {}  # by the line of an action
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -423,6 +424,15 @@ class Project:
             parts.setdefault(action.node_of(unit), []).append(unit)
         group, value_of = action.table.group, self.value_of(action)
         return [each for part in parts.values() for each in grouped(group, part, value_of, of_trials=action.is_matrix)]
+
+    def whole_group(self, action: Action, unit: str) -> list[str]:
+        """All of the group that a unit is submitted with; only the unit itself where groups need not be whole."""
+        if not action.table.group.submit_whole:
+            return [unit]
+        if action.line not in self._whole:
+            groups = whole_groups(action, self.units(action), self.value_of(action))
+            self._whole[action.line] = {each: group for group in groups for each in group}
+        return self._whole[action.line][unit]
 
     def next_wave(self, action: Action, units: Sequence[str]) -> list[str]:
         """Of trials that may run those to submit now: none as long as any of the wave before has not ended."""

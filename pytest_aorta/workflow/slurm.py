@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -130,12 +133,45 @@ def _accounted(*options: str) -> list[str]:
         return []
 
 
-def kill_wait() -> float:
-    """Seconds from SIGTERM to SIGKILL for the processes of a job, of a SLURM that does not say it 30."""
+@cache
+def setting(name: str, default: int) -> int:
+    """A number of its configuration, of a SLURM that does not say it the default."""
     with contextlib.suppress(SchedulerError):
-        if found := re.search(r"^KillWait\s*=\s*(\d+)", _output(["scontrol", "show", "config"]), re.MULTILINE):
-            return float(found[1])
-    return 30.0
+        pattern = rf"^{name}\s*=\s*(\d+)"
+        if found := re.search(pattern, _output(["scontrol", "show", "config"]), re.MULTILINE):
+            return int(found[1])
+    return default
+
+
+class NodeKind(NamedTuple):
+    """Nodes of a partition that are alike. ``minutes``: the longest that a job may take."""
+
+    minutes: float
+    nodes: int
+    cpus: int
+    memory_mb: int
+    gpus: int
+
+
+def node_kinds() -> dict[str, list[NodeKind]]:
+    """Of each partition; the default one is there as ``""`` as well. Raises ``SchedulerError``."""
+    found: dict[str, list[NodeKind]] = {}
+    for line in _output(["sinfo", "--noheader", "--exact", "--format=%P|%l|%D|%c|%m|%G"]).splitlines():
+        name, limit, *numbers, gres = line.strip().split("|")
+        nodes, cpus, memory = (int(re.match(r"\d+", number.strip())[0]) for number in numbers)  # type: ignore[index]
+        gpus = sum(int(each) for each in re.findall(r"\bgpu(?::[A-Za-z_][^:,(]*)?:(\d+)", gres))
+        kind = NodeKind(_minutes(limit), nodes, cpus, memory, gpus)
+        for each in (name.rstrip("*"), *([""] if name.endswith("*") else [])):
+            found.setdefault(each, []).append(kind)
+    return found
+
+
+def _minutes(limit: str) -> float:
+    """Of ``1-00:30:00``; also without days, and without hours."""
+    if not (found := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit.strip())):
+        return math.inf
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return days * 1440 + hours * 60 + minutes + seconds / 60
 
 
 def end_of(number: str) -> str | None:

@@ -22,6 +22,7 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pytest_aorta.common.texts import identifier
@@ -30,7 +31,7 @@ from pytest_aorta.triage import GOALS
 from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.clusters import Cluster, Launcher, Partition, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.groups import action_variables, check_whole
+from pytest_aorta.workflow.groups import action_variables
 from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, Task, losses
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions, nodes_file, shell_commands
@@ -100,11 +101,12 @@ def plan_action(
     arguments: Sequence[str],
     down: Mapping[str, str],
     watched: float | None,
+    kinds: Mapping[str, Sequence[slurm.NodeKind]] = MappingProxyType({}),
 ) -> PlannedAction:
     """The jobs for what is left of an action, in at most ``limit`` groups.
 
     ``arguments``: for the pytest of trials. ``down``: nodes that take no jobs, with their states. ``watched``: since
-    when, for units that jobs since then have not left for good.
+    when, for units that jobs since then have not left for good. ``kinds``: the nodes of each partition.
     """
     units, others = project.runnable(action, only)
     for node in sorted(down.keys() & set(action.nodes or ())):
@@ -130,30 +132,33 @@ def plan_action(
         wave = project.next_wave(action, units)
     if later := len(units) - len(wave):
         others["in later waves"] = later
+    ready = set(wave)
+    wave = [unit for unit in wave if ready.issuperset(project.whole_group(action, unit))]
+    if parts := len(ready) - len(wave):
+        others["in groups that are not whole (pytest-aorta why NAME)"] = parts
     groups = project.groups(action, wave)
-    check_whole(action, groups, project.units(action), project.value_of(action))
     if limit is not None and len(groups) > limit:
         others["left for another time"] = sum(len(group) for group in groups[limit:])
         groups = groups[:limit]
     # Parts of groups that ask for the same memory and the same node.
     again, lost = retry.again("oom"), losses(project.recipe.index, action.name)
-    parts: dict[tuple[float, str | None], list[list[str]]] = {}
+    asked_by: dict[tuple[float, str | None], list[list[str]]] = {}
     for group in groups:
         own: dict[tuple[float, str | None], list[str]] = {}
         for unit in group:
             times = min(lost.get(unit, []).count("oom"), again.times)
             own.setdefault(((again.memory or 1) ** times, action.node_of(unit)), []).append(unit)
         for asked, part in own.items():
-            parts.setdefault(asked, []).append(part)
+            asked_by.setdefault(asked, []).append(part)
     jobs: list[PlannedJob] = []
-    for (factor, wanted), same in parts.items():
+    for (factor, wanted), same in asked_by.items():
         update: dict[str, Any] = {"resources": action.table.resources.with_memory(factor)}
         if wanted is not None and cluster.scheduler == "slurm":
             options = action.table.submit_options.get(cluster.name, SubmitOptions())
             on_it = options.model_copy(update={"custom": (*options.custom, f"--nodelist={wanted}")})
             update["submit_options"] = {**action.table.submit_options, cluster.name: on_it}
         asking = replace(action, table=action.table.model_copy(update=update))
-        jobs += plan_jobs(project, cluster, launchers, asking, same, arguments)
+        jobs += plan_jobs(project, cluster, launchers, asking, same, arguments, kinds)
     return PlannedAction(action, jobs, others)
 
 
@@ -164,15 +169,22 @@ def plan_jobs(
     action: Action,
     groups: Sequence[Sequence[str]],
     arguments: Sequence[str] = (),
+    kinds: Mapping[str, Sequence[slurm.NodeKind]] = MappingProxyType({}),
 ) -> Iterator[PlannedJob]:
-    """The jobs of an action; groups that follow each other and are of one size share an array."""
+    """The jobs of an action; groups that follow each other and are of one size share an array.
+
+    ``kinds``: the nodes of each partition, where they are known.
+    """
     recipe, table = project.recipe, action.table
     own = table.submit_options.get(cluster.name, SubmitOptions())
     key_of = None if action.is_matrix else project.key_of(action)
-    largest = cluster.maximum_array_size if cluster.scheduler == "slurm" else 1
+    largest = 1
+    if cluster.scheduler == "slurm":
+        largest = min(cluster.maximum_array_size, slurm.setting("MaxArraySize", 2**31) if kinds else 2**31)
     for size, equal in groupby(groups, len):
         same = [*equal]
         partition = cluster.choose_partition(own.partition, table.resources, size)
+        _check_limits(action, cluster, partition, size, kinds)
         for several in (same[start : start + largest] for start in range(0, len(same), largest)):
             tasks = [Task(units=tuple(units), keys=tuple(map(key_of, units)) if key_of else ()) for units in several]
             first, more = several[0][0].replace("/", "-") or "all", f"+{size - 1}" if size > 1 else ""
@@ -215,6 +227,45 @@ def plan_jobs(
             warnings = [*partition.warnings(table.resources, size)] if partition is not None else []
             cost = table.resources.cost(size) * len(several)
             yield PlannedJob(job, files, cost, warnings, own.account is not None)
+
+
+def _check_limits(
+    action: Action,
+    cluster: Cluster,
+    partition: Partition | None,
+    size: int,
+    kinds: Mapping[str, Sequence[slurm.NodeKind]],
+) -> None:
+    """Raise ``RecipeError`` for a job over so many units that would wait for ever."""
+    own = action.table.submit_options.get(cluster.name, SubmitOptions())
+    there = kinds.get("" if partition is None else partition.name, ())
+    if not there or any(
+        re.match("--(partition|time|clusters|qos|overcommit)|-[ptMqO]", it)
+        for it in (*cluster.submit_options, *own.custom)
+    ):
+        return
+    resources, memory = action.table.resources, action.table.resources.memory
+    threads, gpus = resources.threads_per_process or 1, resources.gpus_per_process or 0
+    per_process = (memory.per_cpu_mb or 0) * threads + (memory.per_gpu_mb or 0) * gpus if memory is not None else 0
+    asked = (
+        (
+            "minutes",
+            math.ceil(resources.total_walltime(size) / timedelta(minutes=1)),
+            max(kind.minutes for kind in there),
+        ),
+        ("CPUs of one node for a process", threads, max(kind.cpus for kind in there)),
+        ("CPUs", resources.total_cpus(size), sum(kind.nodes * kind.cpus for kind in there)),
+        ("GPUs of one node for a process", gpus, max(kind.gpus for kind in there)),
+        ("GPUs", resources.total_gpus(size), sum(kind.nodes * kind.gpus for kind in there)),
+        ("MB of one node for a process", per_process, max(kind.memory_mb for kind in there)),
+        ("nodes", action.least_nodes, sum(kind.nodes for kind in there)),
+    )
+    if over := [f"{number:g} {what}, of {most:g}" for what, number, most in asked if number > most]:
+        name = f"partition {partition.name!r}" if partition is not None else "the default partition"
+        raise RecipeError(
+            f"action {action.name!r}: a job over {size} can never start on {name} of {cluster.name!r}: it asks for "
+            + "; ".join(over)
+        )
 
 
 def _printed(action: str, options: SubmitOptions) -> str | None:

@@ -417,6 +417,85 @@ def test_jobs_are_cancelled_by_number_or_action(stage: Stage, scheduler: StandIn
     assert command("cancel").exit_code == 2
 
 
+WHOLE = """
+[[action]]
+name = "one"
+command = "touch workspace/{directory}/one"
+products = ["one"]
+
+[[action]]
+name = "two"
+command = "touch {directories}"
+products = ["two"]
+previous_actions = ["one"]
+group = {maximum_size = 2, submit_whole = true}
+"""
+
+
+def test_a_group_that_is_not_whole_waits_and_holds_up_no_other(
+    stage: Stage, scheduler: StandInScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.write_file("aorta.toml", WHOLE)
+    for name in "abd":
+        (stage.path / "workspace" / name / "one").touch()
+    command("scan")
+    why = "  its group of 2 is submitted as a whole only, and c is waiting"
+    assert why in command("why", "d", "-a", "two").output.splitlines()
+    assert "its group" not in command("why", "a", "-a", "two").output
+
+    def end_jobs(seconds: float) -> None:
+        for number, name, state, _ in scheduler.jobs:
+            if state == "PENDING" and name.startswith("one"):
+                (stage.path / "workspace/c/one").touch()
+        scheduler.set_jobs(*([number, name, "COMPLETED", "None"] for number, name, *_ in scheduler.jobs))
+
+    monkeypatch.setattr(submit_command, "time", SimpleNamespace(time=time.time, sleep=end_jobs))
+    lines = [line for line in submit("--watch") if line.startswith("two:")]
+    assert lines[0].startswith("two: 1 job (2 directories) on one-by-one")
+    assert lines[0].endswith(", 1 waiting, 1 in groups that are not whole (pytest-aorta why NAME)")
+    assert lines[1].startswith("two: 1 job (2 directories) on one-by-one")  # c and d
+    result = stage.command(*PYTEST, "aorta.toml", "-rs", "-k", "two and not c")
+    assert "1 of a group of 2, which runs as a whole only" not in text(result)  # both are ready now
+
+
+SINFO = """\
+#!/bin/bash
+echo "cpu*|1:00:00|2|8|16000|(null)"
+echo "cpu*|1:00:00|1|64|256000|(null)"
+echo "gpu|2-00:00:00|4|32|128000|gpu:a100:4(S:0-1),tmp:1"
+"""
+
+
+HALF_AN_HOUR = 'walltime.per_submission = "00:30:00"\n'
+
+
+@pytest.mark.parametrize(
+    ("resources", "why"),
+    [
+        ('walltime.per_submission = "01:00:01"', "61 minutes, of 60"),
+        (HALF_AN_HOUR + "threads_per_process = 65", "65 CPUs of one node for a process, of 64"),
+        (HALF_AN_HOUR + "memory_per_cpu_mb = 256001", "256001 MB of one node for a process, of 256000"),
+        (HALF_AN_HOUR + "gpus_per_process = 1", "1 GPUs of one node for a process, of 0; 1 GPUs, of 0"),
+        ('walltime.per_submission = "01:00:00"\nthreads_per_process = 64\nmemory_per_cpu_mb = 4000', None),
+    ],
+)
+def test_a_job_that_can_never_start_is_refused(
+    stage: Stage, scheduler: StandInScheduler, resources: str, why: str | None
+) -> None:
+    (scheduler.folder / "sinfo").write_text(SINFO)
+    (scheduler.folder / "sinfo").chmod(0o755)
+    recipe = RECIPE.partition('[[action]]\nname = "two"')[0] + f"[action.resources]\n{resources}\n"
+    stage.write_file("aorta.toml", recipe)
+    if why is None:
+        submit()
+        return
+    message = "action 'one': a job over 2 can never start on the default partition of 'one-by-one': it asks for "
+    assert message + why in refused()
+    assert scheduler.jobs == []
+    stage.write_file("aorta.toml", recipe + "[action.submit_options]\none-by-one.custom = ['--partition=other']\n")
+    submit()  # which nothing is known of
+
+
 OVERLAPPING = """
 [workspace]
 value_file = "v.json"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.conditions import Json, compared, parse_condition, selected
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.groups import FIRST_WAVE, action_variables, check_whole, grouped, included, next_wave
+from pytest_aorta.workflow.groups import FIRST_WAVE, action_variables, whole_groups, grouped, included, next_wave
 from pytest_aorta.workflow.recipe import (
     Action,
     ActionTable,
@@ -107,14 +107,9 @@ def test_mixed_types_have_no_order() -> None:
         grouped(Group(sort_by=("/k",)), ["a", "b"], values.__getitem__)
 
 
-def test_a_part_of_a_whole_group_is_refused() -> None:
+def test_whole_groups_are_those_of_all_included_units() -> None:
     whole = Action("act", ActionTable(group=Group(maximum_size=4, submit_whole=True)), 1)
-    check_whole(whole, [NAMES[:4]], NAMES, value_of)
-    with pytest.raises(
-        RequestError, match=r"action 'act' has submit_whole, and the group of 'dir1' with 3 directories"
-    ):
-        check_whole(whole, [NAMES[1:4]], NAMES, value_of)
-    check_whole(Action("act", ActionTable(group=Group(maximum_size=4)), 1), [NAMES[1:4]], NAMES, value_of)
+    assert whole_groups(whole, NAMES, value_of)[0] == NAMES[:4]
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-3, 3, allow_nan=False) | st.text("ab", max_size=2)
