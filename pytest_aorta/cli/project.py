@@ -36,7 +36,7 @@ from pytest_aorta.workflow.clusters import Configuration
 from pytest_aorta.workflow.finding import RecipeError, find_recipe
 from pytest_aorta.workflow.jobs import read_jobs
 from pytest_aorta.workflow.known import Workspace
-from pytest_aorta.workflow.project import Project, Scan, State
+from pytest_aorta.workflow.project import THREADS, Project, Scan, State
 from pytest_aorta.workflow.recipe import Action
 from pytest_aorta.workspace.atomic import staged_text
 
@@ -243,6 +243,15 @@ def _last_output(project: Project, action: Action, unit: str) -> Iterator[str]:
 @action_option("Actions to look for; * and ? are wildcards.")
 @click.option("--prune", is_flag=True, help="Also forget what is completed by the index, and is not on disk.")
 @click.option("--accept", is_flag=True, help="Products of stale commands are as good as those of the present ones.")
+@click.option(
+    "--io-threads",
+    type=click.IntRange(1),
+    default=THREADS,
+    show_default=True,
+    envvar="ROW_IO_THREADS",
+    metavar="N",
+    help="Look at so many directories at a time.",
+)
 @click.option("--no-progress", is_flag=True, envvar="ROW_NO_PROGRESS", help="No progress bar, on a terminal either.")
 @project_options(rebuilds=False)
 def scan(
@@ -252,6 +261,7 @@ def scan(
     prune: bool,
     accept: bool,
     no_progress: bool,
+    io_threads: int,
 ) -> None:
     """pytest notes all of that when it happens. A scan is for what has changed otherwise: results that were copied, a
     removed index, edited value files. With names, only these directories or cells (-: names from stdin). Nothing but
@@ -259,15 +269,13 @@ def scan(
     """
     recipe, only = project.recipe, chosen_units(names, project)
     search = Scan(project, project.actions(action), only, accepts=accept)
-    values = len(project.directories if only is None else only) if recipe.workspace.value_file is not None else 0
     hidden = no_progress or not sys.stderr.isatty()
-    length = search.expected + values  # of trials: those of the recipe, whether they are there or not
+    length = search.expected  # of trials: those of the recipe, whether they are there or not
     steps = max(1, length // 200)
     with click.progressbar(
         length=length, label="Scanning", file=sys.stderr, hidden=hidden, show_pos=True, update_min_steps=steps
     ) as bar:
-        project.workspace.refresh_values(lambda: bar.update(1), only)
-        search.run(lambda: bar.update(1))
+        search.run(lambda: bar.update(1), io_threads)
         bar.update(max(0, length - bar.pos))
     try:
         changed, removed = project.workspace.record(

@@ -16,6 +16,7 @@ from pytest_aorta.cli.shared import (
     chosen_units,
     columns,
     names_argument,
+    names_from_stdin,
     open_project,
     open_recipe,
     recipe_option,
@@ -69,7 +70,7 @@ def run(
 
     project = Project(checked, files, fresh=True)
     project.actions(action)  # refuses what matches none
-    only = chosen_units(names, project)
+    only = chosen_units(names_from_stdin(names), project)
     words = [str(checked.file), "-rs", *(f"--aorta-where={each.text}" for each in where)]
     words += [f"--aorta-registry-file={Path(file).absolute()}" for file in files]
     units = None if only is None else "\n".join(sorted(only))

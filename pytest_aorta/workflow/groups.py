@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 
 from pytest_aorta.common.conditions import Json, element, sorted_by
@@ -26,8 +26,17 @@ def included(group: Group, directories: Sequence[str], value_of: ValueOf) -> lis
     return [name for name in directories if any(one.selects(value_of(name), name) for one in group.include)]
 
 
-def grouped(group: Group, directories: Sequence[str], value_of: ValueOf, *, of_trials: bool = False) -> list[list[str]]:
+def grouped(
+    group: Group,
+    directories: Sequence[str],
+    value_of: ValueOf,
+    is_left: Callable[[str], bool] = lambda name: True,
+    *,
+    of_trials: bool = False,
+) -> Iterator[list[str]]:
     """Groups of the given directories: sorted by name, then by key, split where keys differ, then by size.
+
+    ``is_left``: whether a directory is still to be in one; asked only as far as groups are taken.
 
     ``of_trials``: the directories are trials, ``CELL/INDEX``. They are sorted by rounds instead of names, and each
     group gets as many trials of each cell as any other, unless there are keys to sort by: a group runs on a node of its
@@ -42,11 +51,15 @@ def grouped(group: Group, directories: Sequence[str], value_of: ValueOf, *, of_t
         names.reverse()
     size = group.maximum_size or max(1, len(names))
     if of_trials and not keys:
-        return _mixed(names, size)
+        yield from _mixed(names, size)
+        return
     parts = [names]
     if group.split_by_sort_key:
         parts = [list(part) for _, part in groupby(names, key=lambda name: _hashable(keys.get(name, [])))]
-    return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
+    for part in parts:
+        left = filter(is_left, part)
+        while names := list(islice(left, size)):
+            yield names
 
 
 def _round(unit: str) -> tuple[int, str]:
@@ -92,7 +105,7 @@ def _hashable(key: Json) -> object:
 def whole_groups(action: Action, units: Sequence[str], value_of: ValueOf) -> list[list[str]]:
     """The groups that all included units of an action form."""
     group = action.table.group
-    return grouped(group, included(group, units, value_of), value_of, of_trials=action.is_matrix)
+    return list(grouped(group, included(group, units, value_of), value_of, of_trials=action.is_matrix))
 
 
 @dataclass(frozen=True)

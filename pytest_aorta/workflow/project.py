@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -25,7 +26,7 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.outcome import is_in_doubt, settled
 from pytest_aorta.workflow.groups import ValueOf, command_units, grouped, included, next_wave, whole_groups
 from pytest_aorta.workflow.jobs import JOBS, Job, reconcile
-from pytest_aorta.workflow.known import Journal, Known, Request, Workspace
+from pytest_aorta.workflow.known import Completion, Journal, Known, Request, Workspace
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, takes_all
 from pytest_aorta.workflow.requests import (
     Requests,
@@ -83,7 +84,9 @@ class Blocked:
 
     def touches(self, unit: str) -> bool:
         """Whether one of them is ``unit``, or lies in it, or contains it."""
-        return unit in self._within or any(outer in self.units for outer in containing(unit))
+        if unit in self._within or "" in self.units:
+            return True
+        return "/" in unit and any(outer in self.units for outer in containing(unit))
 
 
 def waited_for(follower: Action, action: Action, progress: Mapping[str, Progress]) -> list[str]:
@@ -126,6 +129,7 @@ class Project:
     Args:
         registry_files: with names that are not built in.
         fresh: whether directories and values are those on disk now, and nothing is kept: for a run.
+        only: names that are asked for. Where all actions are of single directories, no others are looked at.
 
     Attributes:
         workspace: directories with their values, and completions; read when it is first asked for.
@@ -133,9 +137,22 @@ class Project:
         problems: why some of that may be out of date.
     """
 
-    def __init__(self, recipe: Recipe, registry_files: Sequence[str | Path] = (), *, fresh: bool = False) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        registry_files: Sequence[str | Path] = (),
+        *,
+        fresh: bool = False,
+        only: Collection[str] = (),
+    ) -> None:
         self.recipe = recipe
         self._fresh = fresh
+        each_for_itself = all(
+            action.table.each == "directory" and not (action.is_matrix or action.table.group.submit_whole)
+            for action in recipe.actions
+        )
+        self._only = {name.rstrip("/") for name in only} if only and each_for_itself else None
+        self._workspace = str(recipe.directories)
         self.registry_files = tuple(map(Path, registry_files))
         self.jobs: Sequence[Job] = ()
         self.problems: list[str] = []
@@ -145,7 +162,10 @@ class Project:
 
     @cached_property
     def workspace(self) -> Workspace:
-        return Workspace(self.recipe) if self._fresh else Workspace.from_cache(self.recipe)
+        if self._fresh:
+            return Workspace(self.recipe)
+        found = Workspace.from_cache(self.recipe, self._only)
+        return Workspace.from_cache(self.recipe) if found.damaged and self._only is not None else found
 
     @cached_property
     def requests(self) -> Requests:
@@ -332,8 +352,12 @@ class Project:
 
     def states(self, action: Action, only: Collection[str] | None = None) -> dict[str, State]:
         """The state of each unit that an action includes; ``only``: units that count, with all that lie in them."""
-        progress = {unit: each for unit, each in self.progress[action.name].items() if is_within(unit, only)}
+        progress = self.progress[action.name]
+        if only is not None:
+            progress = {unit: each for unit, each in progress.items() if is_within(unit, only)}
         states = states_of(progress, self._blocked(action))
+        if not action.table.group.include:
+            return states
         return {unit: states[unit] for unit in included(action.table.group, [*states], self.value_of(action))}
 
     def _blocked(self, action: Action) -> list[Blocked]:
@@ -381,8 +405,13 @@ class Project:
                         "includes it as well; groups of one name must not overlap",
                     )
 
-    def runnable(self, action: Action, only: Collection[str] | None = None) -> tuple[list[str], Counter[str]]:
-        """The units that the next submission would run, and how many of the others there are of which kind."""
+    def runnable(
+        self, action: Action, only: Collection[str] | None = None, *, looks: bool = True
+    ) -> tuple[list[str], Counter[str]]:
+        """The units that the next submission would run, and how many of the others there are of which kind.
+
+        ``looks``: whether those are left out whose products are there, although the index does not know them.
+        """
         blocked, others = self._blocked(action), Counter[str]()
         progress, found = self.progress[action.name], []
         again = ("open", "stale", "without_result") if action.is_matrix else ("open", "failed", "stale")
@@ -393,8 +422,7 @@ class Project:
                 others[progress[unit]] += 1
             elif any(each.touches(unit) for each in blocked):
                 others["waiting"] += 1
-            elif not action.is_matrix and progress[unit] != "stale" and self.has_products(action, unit):
-                # which the index does not know yet
+            elif looks and self.is_made(action, unit):
                 others["completed"] += 1
             else:
                 found.append(unit)
@@ -417,13 +445,16 @@ class Project:
             remaining += action.table.resources.cost(size) * count if size else Cost()
         return {**dict.fromkeys(get_args(State), 0), **Counter(states.values())}, remaining
 
-    def groups(self, action: Action, units: Sequence[str]) -> list[list[str]]:
-        """Units of an action as its jobs have them."""
+    def groups(
+        self, action: Action, units: Sequence[str], is_left: Callable[[str], bool] = lambda unit: True
+    ) -> Iterator[list[str]]:
+        """Units of an action as its jobs have them; those that are not left any more are found out group by group."""
         parts: dict[str | None, list[str]] = {}
         for unit in units:
             parts.setdefault(action.node_of(unit), []).append(unit)
         group, value_of = action.table.group, self.value_of(action)
-        return [each for part in parts.values() for each in grouped(group, part, value_of, of_trials=action.is_matrix)]
+        for part in parts.values():
+            yield from grouped(group, part, value_of, is_left, of_trials=action.is_matrix)
 
     def whole_group(self, action: Action, unit: str) -> list[str]:
         """All of the group that a unit is submitted with; only the unit itself where groups need not be whole."""
@@ -481,10 +512,14 @@ class Project:
                 is_ended_one_noted = True
                 journal.add(action.name, unit, "failed")
 
+    def is_made(self, action: Action, unit: str) -> bool:
+        """Whether the products of a command are there that does not have to run again for another reason."""
+        return not action.is_matrix and self.progress[action.name][unit] != "stale" and self.has_products(action, unit)
+
     def missing_products(self, action: Action, unit: str) -> list[str]:
         """The products of a command that are not there."""
-        folder = self.folder(action, unit)
-        return [name for name in action.table.products if not (folder / name).exists()]
+        folder = f"{self._workspace}/{unit}" if action.table.each == "directory" else str(self.folder(action, unit))
+        return [name for name in action.table.products if not os.path.exists(f"{folder}/{name}")]
 
     def has_products(self, action: Action, unit: str) -> bool:
         """Whether a command is complete; one without products never is, as in Row."""
@@ -528,6 +563,10 @@ class Project:
                     journal.add(action.name, *found)
 
 
+#: Looks at directories at a time, as in Row.
+THREADS = 8
+
+
 class Scan:
     """A search on disk for what is completed: trial files and products.
 
@@ -546,12 +585,18 @@ class Scan:
         }
         self.found = Known()
         self.unreadable: list[str] = []  # trial files, with the reason
+        #: The directories that are looked at, each once for all actions.
+        self._directories = [name for name in project.directories if is_within(name, only)]
         #: About how many times ``run`` calls ``seen``.
-        self.expected = sum(map(len, self._units.values()))
+        self.expected = len(self._directories) + sum(len(self._units[it.name]) for it in self._others())
 
-    def run(self, seen: Callable[[], object] = lambda: None) -> None:
+    def _others(self) -> list[Action]:
+        """Those that are not for single directories."""
+        return [it for it in self._actions.values() if it.is_matrix or it.table.each != "directory"]
+
+    def run(self, seen: Callable[[], object] = lambda: None, threads: int = THREADS) -> None:
         """Look for everything; ``seen`` is called for each trial file and each directory of a command."""
-        for action in self._actions.values():
+        for action in self._others():
             own = self.found.completed.setdefault(action.name, {})
             folder = self._project.recipe.directories / action.name
             if action.is_matrix and folder.is_dir():
@@ -565,15 +610,27 @@ class Scan:
                         self.found.requests[request.key] = request
                     seen()
                 self.unreadable += [f"{folder / each.file}: {each.reason}" for each in results.unreadable]
-            if action.is_matrix:
-                continue
-            known, key_of = self._project.workspace.known.completed.get(action.name, {}), self._project.key_of(action)
-            for unit in self._units[action.name]:
+            for unit in () if action.is_matrix else self._units[action.name]:
                 if self._project.has_products(action, unit):
-                    before = known.get(unit)
-                    key = before[1] if before is not None and before[0] == "completed" else ""
-                    own[unit] = ("completed", key_of(unit) if self._accepts else key)
+                    own[unit] = self._completion(action, unit)
                 seen()
+        commands = [it for it in self._actions.values() if it not in self._others()]
+        for action in commands:
+            self.found.completed.setdefault(action.name, {})
+        for name, there in self._project.workspace.look(self._directories, threads):
+            for action in commands:
+                products = action.table.products
+                if products and all(it in there or ("/" in it and self._has(name, it)) for it in products):
+                    self.found.completed[action.name][name] = self._completion(action, name)
+            seen()
+
+    def _has(self, directory: str, product: str) -> bool:
+        return (self._project.recipe.directories / directory / product).exists()
+
+    def _completion(self, action: Action, unit: str) -> Completion:
+        before = self._project.workspace.known.completed.get(action.name, {}).get(unit)
+        key = before[1] if before is not None and before[0] == "completed" else ""
+        return "completed", self._project.key_of(action)(unit) if self._accepts else key
 
     def is_gone(self, name: str, unit: str) -> bool:
         """Whether a unit was looked for, and is not there; of a failed command, its directory."""

@@ -304,7 +304,8 @@ def shell_commands(command: str, directories: Sequence[str], values: Sequence[Js
 class Table(BaseModel):
     """A table of a file. A key that it does not know is an error, or goes to the context of the validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Their schemas are built when a file is read, of which most commands read one.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -108,7 +108,7 @@ def plan_action(
     ``arguments``: for the pytest of trials. ``down``: nodes that take no jobs, with their states. ``watched``: since
     when, for units that jobs since then have not left for good. ``kinds``: the nodes of each partition.
     """
-    units, others = project.runnable(action, only)
+    units, others = project.runnable(action, only, looks=action.table.group.submit_whole)
     for node in sorted(down.keys() & set(action.nodes or ())):
         there = [unit for unit in units if action.node_of(unit) == node]
         units = [unit for unit in units if unit not in there]
@@ -136,10 +136,18 @@ def plan_action(
     wave = [unit for unit in wave if ready.issuperset(project.whole_group(action, unit))]
     if parts := len(ready) - len(wave):
         others["in groups that are not whole (pytest-aorta why NAME)"] = parts
-    groups = project.groups(action, wave)
-    if limit is not None and len(groups) > limit:
-        others["left for another time"] = sum(len(group) for group in groups[limit:])
-        groups = groups[:limit]
+    made = 0
+
+    def is_left(unit: str) -> bool:
+        nonlocal made
+        made += (is_made := project.is_made(action, unit))
+        return not is_made
+
+    groups = list(islice(project.groups(action, wave, is_left), limit))
+    if made:
+        others["completed"] += made
+    if left := len(wave) - made - sum(map(len, groups)):
+        others["left for another time"] = left
     # Parts of groups that ask for the same memory and the same node.
     again, lost = retry.again("oom"), losses(project.recipe.index, action.name)
     asked_by: dict[tuple[float, str | None], list[list[str]]] = {}

@@ -444,7 +444,7 @@ def test_a_group_that_is_not_whole_waits_and_holds_up_no_other(
     assert "its group" not in command("why", "a", "-a", "two").output
 
     def end_jobs(seconds: float) -> None:
-        for number, name, state, _ in scheduler.jobs:
+        for _, name, state, _ in scheduler.jobs:
             if state == "PENDING" and name.startswith("one"):
                 (stage.path / "workspace/c/one").touch()
         scheduler.set_jobs(*([number, name, "COMPLETED", "None"] for number, name, *_ in scheduler.jobs))

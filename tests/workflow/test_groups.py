@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.conditions import Json, compared, parse_condition, selected
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.groups import FIRST_WAVE, action_variables, whole_groups, grouped, included, next_wave
+from pytest_aorta.workflow.groups import FIRST_WAVE, action_variables, grouped, included, next_wave, whole_groups
 from pytest_aorta.workflow.recipe import (
     Action,
     ActionTable,
@@ -37,6 +37,10 @@ NAMES = list(VALUES)
 
 def value_of(name: str) -> Json:
     return VALUES[name]
+
+
+def groups_of(*given: Any, of_trials: bool = False) -> list[list[str]]:
+    return list(grouped(*given, of_trials=of_trials))
 
 
 def named(*groups: str) -> list[list[str]]:
@@ -59,8 +63,8 @@ def test_groups_are_sorted_split_where_keys_differ_and_then_by_size(
     keys: dict[str, Any], expected: list[list[str]]
 ) -> None:
     group = Group.model_validate(keys)
-    assert grouped(group, NAMES[::-1], value_of) == expected
-    assert grouped(group, [], value_of) == []
+    assert groups_of(group, NAMES[::-1], value_of) == expected
+    assert groups_of(group, [], value_of) == []
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,7 @@ def test_a_missing_element_is_an_error_that_names_directory_and_keys() -> None:
     ):
         included(group, NAMES, value_of)
     with pytest.raises(RequestError, match="no element '/j'"):
-        grouped(Group(sort_by=("/j",)), NAMES, value_of)
+        groups_of(Group(sort_by=("/j",)), NAMES, value_of)
 
 
 def test_a_selector_looks_no_further_once_it_has_decided() -> None:
@@ -104,7 +108,19 @@ def test_a_selector_looks_no_further_once_it_has_decided() -> None:
 def test_mixed_types_have_no_order() -> None:
     values: dict[str, Json] = {"a": {"k": 1}, "b": {"k": "one"}}
     with pytest.raises(RequestError, match=r"directories '.' and '.' cannot be sorted"):
-        grouped(Group(sort_by=("/k",)), ["a", "b"], values.__getitem__)
+        groups_of(Group(sort_by=("/k",)), ["a", "b"], values.__getitem__)
+
+
+def test_no_more_directories_are_looked_at_than_groups_are_taken() -> None:
+    looked_at = []
+
+    def is_left(name: str) -> bool:
+        looked_at.append(name)
+        return name not in ("dir0", "dir2")
+
+    groups = grouped(Group(maximum_size=2), NAMES, value_of, is_left)
+    assert next(groups) == ["dir1", "dir3"]
+    assert looked_at == NAMES[:4]
 
 
 def test_whole_groups_are_those_of_all_included_units() -> None:
@@ -134,7 +150,7 @@ def test_each_directory_is_in_one_group_and_groups_follow_the_keys(
     keys: dict[str, int], size: int, reverse: bool
 ) -> None:
     group = Group(sort_by=("/k",), split_by_sort_key=True, maximum_size=size, reverse_sort=reverse)
-    found = grouped(group, list(keys), lambda name: {"k": keys[name]})
+    found = groups_of(group, list(keys), lambda name: {"k": keys[name]})
     flat = list(itertools.chain(*found))
     assert flat == sorted(sorted(keys), key=keys.__getitem__)[:: -1 if reverse else 1]
     assert all(len({keys[name] for name in part}) == 1 and len(part) <= size for part in found), json.dumps(found)
@@ -146,7 +162,7 @@ def test_each_group_of_trials_has_equally_many_of_each_cell(
 ) -> None:
     units = [f"local-m{cell}/{index}" for cell in range(cells) for index in range(trials)]
     generator.shuffle(units)
-    found = grouped(Group(maximum_size=size), units, value_of, of_trials=True)
+    found = groups_of(Group(maximum_size=size), units, value_of, of_trials=True)
 
     assert sorted(itertools.chain(*found)) == sorted(units)
     assert len(found) == math.ceil(len(units) / size)
@@ -158,14 +174,14 @@ def test_each_group_of_trials_has_equally_many_of_each_cell(
     for part in found:
         indices = [int(unit.rpartition("/")[2]) for unit in part]
         assert indices == sorted(indices)
-    assert found == grouped(Group(maximum_size=size), sorted(units), value_of, of_trials=True)
+    assert found == groups_of(Group(maximum_size=size), sorted(units), value_of, of_trials=True)
 
 
 def test_of_more_cells_than_a_group_has_trials_each_meets_all_others() -> None:
     units = [f"local-m{cell}/{index}" for cell in range(4) for index in range(40)]
     met = Counter(
         pair
-        for part in grouped(Group(maximum_size=2), units, value_of, of_trials=True)
+        for part in groups_of(Group(maximum_size=2), units, value_of, of_trials=True)
         for pair in itertools.permutations(sorted({unit.rpartition("/")[0] for unit in part}), 2)
     )
     assert len(met) == 4 * 3
@@ -177,7 +193,7 @@ def test_trials_that_the_user_sorts_are_in_that_order() -> None:
     values: dict[str, Json] = {unit: {"mitigation": unit[7]} for unit in units}
     group = Group(sort_by=("/mitigation",), split_by_sort_key=True, maximum_size=3)
 
-    found = grouped(group, units, values.__getitem__, of_trials=True)
+    found = groups_of(group, units, values.__getitem__, of_trials=True)
     assert found == [units[:3], units[3:4], units[4:7], units[7:]]
 
 
