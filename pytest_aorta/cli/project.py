@@ -37,7 +37,7 @@ from pytest_aorta.workflow.finding import RecipeError, find_recipe
 from pytest_aorta.workflow.jobs import read_jobs
 from pytest_aorta.workflow.known import Workspace
 from pytest_aorta.workflow.project import THREADS, Project, Scan, State
-from pytest_aorta.workflow.recipe import Action
+from pytest_aorta.workflow.recipe import Action, takes_all
 from pytest_aorta.workspace.atomic import staged_text
 
 _RECIPE = """\
@@ -174,6 +174,8 @@ def why(project: Project, names: tuple[str, ...], action: str) -> None:
             click.echo(f"{one_line(f'{each.name} on {unit}' if unit else each.name)}: {heading}")
             for line in _reasons(project, each, unit, state):
                 click.echo(f"  {printable(line)}")
+            for line in _repeats(project, each, unit):
+                click.echo(f"  {printable(line)}")
         for unit in sorted((only or set()) & set(project.units(each)) - states.keys()):
             left_out = project.progress[each.name].get(unit, "not_needed") == "not_needed"
             what = "its cell is decided" if each.is_matrix and left_out else f"{each.name} does not include it"
@@ -214,6 +216,17 @@ def _reasons(project: Project, action: Action, unit: str, state: State) -> Itera
         yield "the next run and the next submission try it again"
     elif state == "eligible":
         yield "nothing keeps it from being run"
+
+
+def _repeats(project: Project, action: Action, unit: str) -> Iterator[str]:
+    """Jobs that have begun a command more than once: SLURM starts a job again when it has lost its node."""
+    for job in read_jobs(project.recipe.index):
+        for task in job.tasks_of(action.name, unit):
+            number = 0 if takes_all(action.table.command or "") else job.tasks[task].units.index(unit)
+            starts = [line.partition(" ") for line in job.noted("began", task)]
+            hosts = [host for of, _, host in starts if of == str(number)]
+            if len(hosts) > 1 and not action.is_matrix:
+                yield f"job {job.cluster}/{job.identity(task)} has begun it {len(hosts)} times: on {', on '.join(hosts)}"
 
 
 def _rest_of_group(project: Project, action: Action, unit: str) -> Iterator[str]:

@@ -70,6 +70,7 @@ def run(
 
     project = Project(checked, files, fresh=True)
     project.actions(action)  # refuses what matches none
+    warn_of(project.problems)
     only = chosen_units(names_from_stdin(names), project)
     words = [str(checked.file), "-rs", *(f"--aorta-where={each.text}" for each in where)]
     words += [f"--aorta-registry-file={Path(file).absolute()}" for file in files]

@@ -114,7 +114,10 @@ class Job(BaseModel):
             (self.folder / f"over-{task}").touch()
 
     def noted(self, word: str, task: int) -> list[str]:
-        """What follows a word in the log of a task: ``started`` and a unit, ``status`` of a command, ``stopped``."""
+        """What follows a word in the log of a task.
+
+        ``started`` and a trial; ``began``, the number of a command, and a host; ``status`` of one; ``stopped``.
+        """
         with contextlib.suppress(OSError):
             text = (self.folder / log_of(task)).read_text(encoding="utf-8", errors="replace")
             lines = (line.partition(" ") for line in text.split("\n")[:-1])  # whole ones

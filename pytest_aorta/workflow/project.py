@@ -156,6 +156,9 @@ class Project:
         self.registry_files = tuple(map(Path, registry_files))
         self.jobs: Sequence[Job] = ()
         self.problems: list[str] = []
+        on_directories = any(it.table.each == "directory" and not it.is_matrix for it in recipe.actions)
+        if on_directories and not recipe.directories.is_dir():
+            self.problems.append(f"the workspace {recipe.directories} does not exist")
         self._plans: dict[str, Plan] = {}
         self._keys: dict[str, Callable[[str], str]] = {}
         self._whole: dict[int, dict[str, list[str]]] = {}  # by the line of an action

@@ -132,6 +132,25 @@ def test_submitted_jobs_are_counted_and_shown(folder: Path) -> None:
     assert [line.split() for line in shown[1:]] == [[f"dir{n}", "submitted", "delta/71"] for n in (0, 1)]
 
 
+def test_a_command_that_a_job_has_begun_twice_is_told(folder: Path) -> None:
+    """As SLURM does with a job whose node it has lost, while that goes on."""
+    recipe, tasks = str(folder / "aorta.toml"), [Task(units=("dir0", "dir1"))]
+    job = Job(name="j", cluster="delta", scheduler="slurm", action="one", recipe=recipe, tasks=tasks, number="71")
+    job.save()
+    (job.folder / "task-0.log").write_text("began 0 n0\nbegan 0 n1\nstatus 0 0\nbegan 1 n1\n")
+    line = "  job delta/71 has begun it 2 times: on n0, on n1"
+    assert line in command("why", "dir0", "-a", "one").stdout.splitlines()
+    assert "has begun" not in command("why", "dir1", "-a", "one").stdout
+
+
+def test_a_workspace_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project(tmp_path / "project", COMMANDS))
+    for words in (["status"], ["show", "directories"], ["scan"], ["submit", "--dry-run"]):
+        assert f"warning: the workspace {tmp_path}/project/workspace does not exist" in command(*words).stderr
+    (tmp_path / "project/workspace").mkdir()
+    assert "does not exist" not in command("status").stderr
+
+
 def test_it_works_where_the_index_cannot_be_written(folder: Path) -> None:
     (folder / ".aorta").touch()  # root may write into any folder
     assert short_status("-a", "one") == {"one": [0, 0, 0, 0, 10, 0]}

@@ -183,6 +183,7 @@ def test_no_name_reaches_a_shell_unquoted(tmp_path: Path, names: list[str], valu
     job = root / ".aorta/jobs/j"
     job.mkdir(parents=True, exist_ok=True)
     (job / "job.json").touch()
+    (job / "task-0.log").unlink(missing_ok=True)
     stub, out, noted = tmp_path / "stub", tmp_path / "out", tmp_path / "noted"
     stub.write_text(STUB)
     stub.chmod(0o755)
@@ -232,7 +233,19 @@ def test_one_failing_directory_does_not_end_the_others(command: str, tmp_path: P
     done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
     assert done.returncode == 2
     assert (tmp_path / "ran").read_text() == f"{tmp_path}\n"
-    assert [line.split()[2] == "0" for line in (folder / "task-0.log").read_text().splitlines()] == [False, True]
+    statuses = [line for line in (folder / "task-0.log").read_text().splitlines() if line.startswith("status")]
+    assert [line.split()[2] == "0" for line in statuses] == [False, True]
+
+
+def test_a_job_that_is_started_again_runs_what_had_not_succeeded_and_notes_where(tmp_path: Path) -> None:
+    lines = [f"echo {name} >> ran; [ {name} != b ] || [ -e again ]" for name in "abc"]
+    folder, script = job_script(tmp_path, lines)
+    for host in ("n0", "n1"):
+        subprocess.run(["bash"], input=f"HOSTNAME={host}\n{script}", text=True, cwd=tmp_path)
+        (tmp_path / "again").touch()
+    assert (tmp_path / "ran").read_text().split() == ["a", "b", "c", "b"]
+    began = [line for line in (folder / "task-0.log").read_text().splitlines() if line.startswith("began")]
+    assert began == ["began 0 n0", "began 1 n0", "began 2 n0", "began 1 n1"]
 
 
 @pytest.mark.parametrize(
