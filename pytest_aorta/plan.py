@@ -88,7 +88,8 @@ class Selection:
     ``depends`` are files and folders that their results depend on; ``folder`` is their working directory, where it is
     not that of pytest.
     ``extra_env`` maps variables to values; ``config`` options of the workload to texts or values; ``mitigations`` is
-    a tuple of mitigation sets; ``replays`` are trial files, and folders of them, to take all else from.
+    a tuple of mitigation sets; ``since`` is when trials must have begun to be kept; ``replays`` are trial files, and
+    folders of them, to take all else from.
     """
 
     workloads: tuple[str, ...] = ()
@@ -108,6 +109,7 @@ class Selection:
     collect_share: float = 1.0
     results_dir: Path = Path("results")
     resume: bool = False
+    since: str = ""
     history: int = KEPT_RECORDS
     order: Order = "interleaved"
     shard: tuple[int, int] | None = None
@@ -178,7 +180,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         return {field: value for field, value in found.items() if value is not None}
 
     return Selection(
-        **given("mitigations", "steps", "resume", "history", "order", "where", "minimize", "max_trials"),
+        **given("mitigations", "steps", "resume", "since", "history", "order", "where", "minimize", "max_trials"),
         **given("collect", "collect_on_failure", "collect_share"),
         **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
         **given("depends", trials=trials, gates=values["gate"]),

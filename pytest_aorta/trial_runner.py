@@ -125,7 +125,12 @@ class TrialRunner:
             return None
         from pytest_aorta.launch.engine import ResumedTrial
 
-        record = self.store.kept(paths, lambda record: self._changes(spec, record, timeout))
+        since = self.selection.since
+
+        def changes(record: TrialResult) -> list[str]:
+            return [_OLD] if (record.started_at or "") < since else self._changes(spec, record, timeout)
+
+        record = self.store.kept(paths, changes)
         return None if record is None else ResumedTrial(spec, record)
 
     def _changes(self, spec: TrialSpec, record: TrialResult, timeout: float | None) -> list[str]:
@@ -194,6 +199,10 @@ class TrialRunner:
             self._folders.close()
         if self._engine is not None:
             self._engine.close()
+
+
+#: Why a result is not kept where there is to be a new run.
+_OLD = "it is of an earlier run"
 
 
 def _cannot_be_known(spec: TrialSpec, config: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:

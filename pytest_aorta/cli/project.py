@@ -200,17 +200,14 @@ def _reasons(project: Project, action: Action, unit: str, state: State) -> Itera
         yield "the command or the value has changed since it was completed; it is run again"
         yield f"to keep it: pytest-aorta scan --accept -a {action.name} {unit}"
     elif action.is_matrix:
-        folder = project.folder(action, unit)
-        for file in (folder.with_suffix(".json"), folder.parent.parent / f"{folder.name}.json"):
-            try:
-                record = json.loads(file.read_bytes())
-            except (OSError, ValueError):
-                continue
-            message = str((record.get("failure") or {}).get("message") or "").strip().splitlines()
-            yield f"{record.get('exit_status')}{f': {message[0]}' if message else ''}"
-            yield f"its record: {file.relative_to(project.recipe.root)}"
+        try:
+            record = json.loads((file := project.record_file(action, unit)).read_bytes())
+        except (OSError, ValueError):
+            yield "nothing keeps it from being run"
             return
-        yield "nothing keeps it from being run"
+        message = str((record.get("failure") or {}).get("message") or "").strip().splitlines()
+        yield f"{record.get('exit_status')}{f': {message[0]}' if message else ''}"
+        yield f"its record: {file.relative_to(project.recipe.root)}"
     elif state == "failed":
         yield from _last_output(project, action, unit)
         yield "the next run and the next submission try it again"
@@ -226,7 +223,8 @@ def _repeats(project: Project, action: Action, unit: str) -> Iterator[str]:
             starts = [line.partition(" ") for line in job.noted("began", task)]
             hosts = [host for of, _, host in starts if of == str(number)]
             if len(hosts) > 1 and not action.is_matrix:
-                yield f"job {job.cluster}/{job.identity(task)} has begun it {len(hosts)} times: on {', on '.join(hosts)}"
+                where = f"{len(hosts)} times: on {', on '.join(hosts)}"
+                yield f"job {job.cluster}/{job.identity(task)} has begun it {where}"
 
 
 def _rest_of_group(project: Project, action: Action, unit: str) -> Iterator[str]:

@@ -59,6 +59,7 @@ def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> li
         return [(f"gates are not judged, because the run is incomplete: {why}", "")]
     taken = {gate.text for writer in begun for gate in writer.gates}
     lines, hold, excused = [], True, 0
+    verdicts, of_gates = dict[str, list[str]](), set[tuple[str, str]]()
     for writer in (*begun, *(writer for writer in writers if writer not in begun)):
         of = f"{writer.run.action}: " if writer.run.action else ""
         gates = writer.gates if writer in begun else [gate for gate in writer.gates if gate.text not in taken]
@@ -67,24 +68,30 @@ def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> li
         for gate in gates:
             problems = list(problems_of(gate, table))
             hold &= not problems
+            verdicts[f"{of}{gate.text}"] = problems
             lines += [(f"does not hold: {of}{gate.text}: {problem}", "red") for problem in problems]
             if not problems and session.config.get_verbosity() >= 0:
                 lines.append((f"holds: {of}{gate.text}", "green"))
         judged = {"failed", "timeout"} | ({"ok"} if writer.run.expects_failures else set())
         if any(gate.value == "infrastructure" for gate in gates):
             judged |= {"infrastructure", "did not run"}
-        excused += sum(
-            writer.failed[facts.key.workload, facts.trial_id]
-            for cell in writer.triage.cells
-            for facts in cell.finished
-            if facts.outcome in judged
-        )
+        finished = (facts for cell in writer.triage.cells for facts in cell.finished)
+        own = [(facts.key.workload, facts.trial_id) for facts in finished if facts.outcome in judged]
+        excused += sum(writer.failed[each] for each in own)
+        of_gates.update(own)
     others = session.testsfailed - excused
     if others > 0:
         lines.append((f"{counted(others, 'failure')} that no gate judges: not of a trial, or infrastructure", ""))
     elif excused and hold:
         lines.append((f"exit status 0: the gates judge {counted(excused, 'failed trial')}, and hold", ""))
     session.exitstatus = pytest.ExitCode.OK if hold and others <= 0 else pytest.ExitCode.TESTS_FAILED
+    if file := session.config.getoption("xmlpath", None):  # written before, by pytest
+        from pytest_aorta.plugin.junit import follow_gates
+
+        try:
+            follow_gates(session.config.invocation_params.dir / os.path.expanduser(file), verdicts, of_gates)
+        except (OSError, ValueError, SyntaxError) as error:
+            lines.append((f"{file} does not follow the gates: {error}", "red"))
     return lines
 
 

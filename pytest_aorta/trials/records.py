@@ -142,8 +142,8 @@ class Failure:
     ``at``: when it was noticed, in seconds of ``time.time()``; ``None`` where only the end of a process shows it.
     ``in_doubt``: of a trial in a batch job that a signal has ended, as long as it is not known whether that was the end
     of the job. ``confidence``: of a trial with ranks, how sure it is that it comes from ``rank``; ``unknown`` where no
-    rank is named. ``evidence``: what that is concluded from. ``infrastructure``: true for an exception of ``run()`` that
-    says nothing about the workload, as its class has it.
+    rank is named. ``evidence``: what that is concluded from. ``infrastructure``: true for an exception of ``run()``
+    that says nothing about the workload, as its class has it.
     """
 
     phase: Phase

@@ -11,8 +11,10 @@ import contextlib
 import hashlib
 import json
 import os
+import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
@@ -27,7 +29,7 @@ from pytest_aorta.trials.outcome import is_in_doubt, settled
 from pytest_aorta.workflow.groups import ValueOf, command_units, grouped, included, next_wave, whole_groups
 from pytest_aorta.workflow.jobs import JOBS, Job, reconcile
 from pytest_aorta.workflow.known import Completion, Journal, Known, Request, Workspace
-from pytest_aorta.workflow.recipe import Action, Cost, Recipe, takes_all
+from pytest_aorta.workflow.recipe import Action, Cost, Recipe, present, takes_all
 from pytest_aorta.workflow.requests import (
     Requests,
     asked_of,
@@ -58,6 +60,9 @@ _MEANINGS: Mapping[str, Mapping[str, Progress]] = {
     }
     for expect in ("pass", "fail")
 }
+
+#: Trials whose durations are read for what the others may cost.
+_MEASURED = 20
 
 _HOW = {"open": "has not run", "failed": "has failed", "without_result": "has no result"}
 
@@ -232,7 +237,7 @@ class Project:
 
     def units(self, action: Action) -> Sequence[str]:
         """Also those that it does not include."""
-        matrix = self._matrix_of(action)
+        matrix = self.matrix_of(action)
         if matrix is None:
             return self.directories
         cells = self.requests[matrix.name]
@@ -241,7 +246,7 @@ class Project:
         return [f"{cell}/{index}" for cell in cells for index in range(matrix.table.trials_in(cell))]
 
     def value_of(self, action: Action) -> ValueOf:
-        matrix = self._matrix_of(action)
+        matrix = self.matrix_of(action)
         if matrix is None:
             return self.workspace.value_of
         cells, table = self.requests[matrix.name], matrix.table
@@ -259,7 +264,7 @@ class Project:
 
         The files of a matrix with one cell lie in the folder of the workload, as those of a plan do.
         """
-        matrix = self._matrix_of(action)
+        matrix = self.matrix_of(action)
         if matrix is None:
             return self.recipe.directories / unit
         results, cells = self.recipe.directories / matrix.name, self.requests[matrix.name]
@@ -270,7 +275,8 @@ class Project:
         folder = results / workload / name if len(cells) > 1 else results / workload
         return folder / f"trial_{trial}" if trial else folder
 
-    def _matrix_of(self, action: Action) -> Action | None:
+    def matrix_of(self, action: Action) -> Action | None:
+        """The action whose trials an action has, or is run on."""
         if action.is_matrix:
             return action
         return None if action.table.each == "directory" else self.recipe.matrix_before(action)
@@ -280,10 +286,10 @@ class Project:
         """How far each unit of each action is. What commands have made is not looked for again."""
         found = {}
         for name, (action, *_) in self.recipe.by_name.items():
-            found[name] = self._trials(action) if action.is_matrix else self._commands(action)
+            found[name] = self._due(action, self._trials(action) if action.is_matrix else self._commands(action))
         for name, units in found.items():
             action = self.recipe.by_name[name][0]
-            matrix = self._matrix_of(action)
+            matrix = self.matrix_of(action)
             if matrix is not None and not action.is_matrix and action.table.each == "trial":
                 trials = found[matrix.name]
                 found[name] = {unit: each for unit, each in units.items() if trials[unit] != "not_needed"}
@@ -317,7 +323,7 @@ class Project:
             units = included(each.table.group, self.units(each), self.value_of(each))
             commands.update(dict.fromkeys(units, each.table.command or ""))
         value_of, own = self.value_of(action), action.table.command or ""
-        has_values = self._matrix_of(action) is not None or self.recipe.workspace.value_file is not None
+        has_values = self.matrix_of(action) is not None or self.recipe.workspace.value_file is not None
 
         def key(unit: str) -> str:
             value = json.dumps(value_of(unit), sort_keys=True) if has_values else ""
@@ -443,10 +449,47 @@ class Project:
             size = group.maximum_size or max(len(left), 1)
             sizes = Counter({size: len(left) // size})
             sizes[len(left) % size] += 1
-        remaining = Cost()
+        remaining, measured = Cost(), self._measured(action) if left else None
         for size, count in sizes.items():
-            remaining += action.table.resources.cost(size) * count if size else Cost()
+            remaining += action.table.resources.cost(size, measured) * count if size else Cost()
         return {**dict.fromkeys(get_args(State), 0), **Counter(states.values())}, remaining
+
+    def is_older(self, action: Action, unit: str, than: datetime) -> bool:
+        """Whether the record of a trial, or a product of a command, is of before a time."""
+        with contextlib.suppress(OSError):
+            folder = self.folder(action, unit)
+            products = [folder / name for name in action.table.products]
+            files = [self.record_file(action, unit)] if action.is_matrix else products
+            return any(file.stat().st_mtime < than.timestamp() for file in files)
+        return False
+
+    def _due(self, action: Action, units: dict[str, Progress]) -> dict[str, Progress]:
+        """What is done, but of an earlier week, is to be done again."""
+        matrix = self.matrix_of(action)
+        if matrix is None or matrix.table.every is None:
+            return units
+        since = present(matrix.table.every)
+        return {
+            unit: "stale" if each in ("completed", "failed") and self.is_older(action, unit, since) else each
+            for unit, each in units.items()
+        }
+
+    def _measured(self, action: Action) -> timedelta | None:
+        """What a trial of an action takes, by the records of some; ``None`` as long as there is none."""
+        known = self.workspace.known.completed.get(action.name, {}) if action.is_matrix else {}
+        found = []
+        for unit in list(known)[:: max(1, len(known) // _MEASURED)]:
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                found.append(float(json.loads(self.record_file(action, unit).read_bytes())["wall_clock_sec"]))
+        return timedelta(seconds=statistics.fmean(found)) if found else None
+
+    def record_file(self, action: Action, unit: str) -> Path:
+        """That of a trial; raises ``FileNotFoundError``. Those of a plan that had one cell lie a folder higher."""
+        folder = self.folder(action, unit)
+        for file in (folder.with_suffix(".json"), folder.parent.parent / f"{folder.name}.json"):
+            if file.exists():
+                return file
+        raise FileNotFoundError(folder.with_suffix(".json"))
 
     def groups(
         self, action: Action, units: Sequence[str], is_left: Callable[[str], bool] = lambda unit: True

@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -253,22 +253,33 @@ _FOLDERS = {
 }
 _ONE, _ALL = zip(*_FOLDERS.values(), strict=True)
 
+#: By ``each``: paths from where the command runs, and which of them are other names of the folder of its unit.
+_PATHS = {
+    "directory": (("folder",), ("folder",)),
+    "trial": (("folder", "cell", "results"), ("folder",)),
+    "cell": (("folder", "cell", "results"), ("folder", "cell")),
+    "matrix": (("folder", "results"), ("folder", "results")),
+}
+_NEW = _PATHS["cell"][0]
+
 #: Folders, ``{workspace_path}`` and JSON pointers; other braces are the shell's.
-_PLACEHOLDER = re.compile(rf"\{{({'|'.join([*_ONE, *_ALL])}|workspace_path|/[^{{}}]*)\}}")
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join([*_ONE, *_ALL, *_NEW])}|workspace_path|/[^{{}}]*)\}}")
 
 
 def check_command(command: str, each: str = "directory") -> None:
     found = _PLACEHOLDER.findall(command)
     one, all_of_them = _FOLDERS[each]
-    for wrong in {*_ONE, *_ALL} - {one, all_of_them}:
+    for wrong in {*_ONE, *_ALL, *_NEW} - {one, all_of_them, *_PATHS[each][0]}:
         if wrong in found:
-            kind = next(kind for kind, names in _FOLDERS.items() if wrong in names)
+            kinds = [kind for kind in _FOLDERS if wrong in _FOLDERS[kind] or wrong in _PATHS[kind][0]]
             raise ValueError(
-                f"the command {command!r} has {{{wrong}}}, which is for each = {kind!r}; for each = {each!r}, {{{one}}}"
+                f"the command {command!r} has {{{wrong}}}, which is for each = {' or '.join(map(repr, kinds))}; for "
+                f"each = {each!r}, {{{one}}}"
             )
-    if (one in found) == (all_of_them in found):
-        both = "both" if one in found else "neither"
-        hint = "" if one in found else ", or trials = N to be run for its own sake"
+    has_one = not {one, *_PATHS[each][1]}.isdisjoint(found)
+    if has_one == (all_of_them in found):
+        both = "both" if has_one else "neither"
+        hint = "" if has_one else ", or trials = N to be run for its own sake"
         raise ValueError(
             f"the command {command!r} has {both} of {{{one}}} and {{{all_of_them}}}; it needs one of them{hint}"
         )
@@ -280,7 +291,11 @@ def check_command(command: str, each: str = "directory") -> None:
 
 
 def works_on_directories(command: str) -> bool:
-    return _PLACEHOLDER.search(command) is not None
+    """Whether a command names what only one on directories, cells or trials has."""
+    return any(name not in _NEW for name in _PLACEHOLDER.findall(command))
+
+
+_TRIAL_FOLDER = re.compile(r"trial_\d+")
 
 
 def takes_all(command: str) -> bool:
@@ -294,6 +309,10 @@ def shell_commands(command: str, directories: Sequence[str], values: Sequence[Js
     for name, value in runs:
         words = {**dict.fromkeys(_ALL, name), **dict.fromkeys(_ONE, shlex.quote(name))}
         words["workspace_path"] = shlex.quote(str(workspace))
+        path = Path(name)  # RESULTS/WORKLOAD/CELL/trial_N, without the cell where there is only one
+        cell = path.parent if _TRIAL_FOLDER.fullmatch(path.name) else path
+        folders = (path, cell, Path(*path.parts[:1]))
+        words |= {key: shlex.quote(str(workspace / each)) for key, each in zip(_NEW, folders, strict=True)}
         for pointer in [each for each in _PLACEHOLDER.findall(command) if each.startswith("/")]:
             found = element(value, pointer, name)
             words[pointer] = shlex.quote(found if isinstance(found, str) else json.dumps(found))
@@ -444,9 +463,12 @@ class Resources(Table):
             return _HOUR * directories
         return self.walltime.per_submission or (self.walltime.per_directory or _HOUR) * directories
 
-    def cost(self, directories: int) -> Cost:
-        """What a job over so many directories costs at most."""
-        hours = self.total_processes(directories) * (self.total_walltime(directories) / _HOUR)
+    def cost(self, directories: int, measured: timedelta | None = None) -> Cost:
+        """What a job over so many directories costs at most; ``measured``: what one has taken."""
+        time = self.total_walltime(directories)
+        if measured is not None:
+            time = min(time, measured * directories)
+        hours = self.total_processes(directories) * (time / _HOUR)
         if self.gpus_per_process is not None:
             return Cost(gpu_hours=hours * self.gpus_per_process)
         return Cost(cpu_hours=hours * (self.threads_per_process or 1))
@@ -466,6 +488,18 @@ class SubmitOptions(Table):
     partition: str | None = None
     output_file_path: str | None = None
     output_file_name: str | None = None
+
+
+#: How often there is a new run of the trials of an action.
+Every = Literal["day", "week", "month"]
+
+
+def present(every: Every, now: datetime | None = None) -> datetime:
+    """When the day, the week or the month has begun that it is now, in UTC; weeks begin on Monday."""
+    now = now or datetime.now(timezone.utc)
+    day = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    back = {"day": 0, "week": day.weekday(), "month": day.day - 1}[every]
+    return day - timedelta(days=back)
 
 
 def _factor(value: Any) -> Any:
@@ -542,6 +576,7 @@ class MatrixTable(Table):
     stop_after: PositiveWhole | None = None
     gate: Texts = ()
     nodes: Texts = ()
+    every: Every | None = None
 
 
 class ActionTable(CommandTable, MatrixTable, OutputTable):

@@ -30,7 +30,7 @@ from pytest_aorta.trials.records import canonical_json, decode_non_finite
 from pytest_aorta.trials.spec import REQUESTED, TrialSpec, requested_parts
 from pytest_aorta.trials.workload import to_plain
 from pytest_aorta.workflow.known import Request
-from pytest_aorta.workflow.recipe import Action, Recipe
+from pytest_aorta.workflow.recipe import Action, Recipe, present
 
 #: Trials of a cell that are counted.
 _MOST_TRIALS = 10**7
@@ -124,6 +124,7 @@ def asked_of(action: Action, digests: Mapping[str, str]) -> str:
     """
     table = action.table
     asked = [sorted(digests.items()), table.baseline, table.margin, table.stop_after, *action.signatures]
+    asked += [present(table.every).isoformat()] if table.every is not None else []
     return _hash(json.dumps(asked))
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -235,6 +236,40 @@ def test_commands_name_each_directory_or_all_and_braces_of_the_shell_stay(
     check_command(command)
     values: list[Json] = [{"lr": 0.1, "a": {"b": "t u"}}] * len(names)
     assert shell_commands(command, names, values, WORKSPACE) == lines
+
+
+@pytest.mark.parametrize(
+    ("each", "paths", "line"),
+    [
+        ("directory", "d 1", "run 'w s/d 1'"),
+        ("trial", "m/w/local-none/trial_3", "run 'w s/m/w/local-none/trial_3' 'w s/m/w/local-none' 'w s/m'"),
+        ("trial", "m/w/trial_3", "run 'w s/m/w/trial_3' 'w s/m/w' 'w s/m'"),
+        ("cell", "m/w/local-none", "run 'w s/m/w/local-none' 'w s/m/w/local-none' 'w s/m'"),
+        ("matrix", "m", "run 'w s/m' 'w s/m'"),
+    ],
+)
+def test_folders_are_paths_from_where_a_command_runs(each: str, paths: str, line: str) -> None:
+    command = "run {folder}" + {"directory": "", "matrix": " {results}"}.get(each, " {cell} {results}")
+    check_command(command, each)
+    assert shell_commands(command, [paths], [None], Path("w s")) == [line]
+
+
+@pytest.mark.parametrize(
+    ("command", "each", "why"),
+    [
+        (
+            "run {cell}",
+            "directory",
+            "has {cell}, which is for each = 'trial' or 'cell'; for each = 'directory', {direct",
+        ),
+        ("run {results}", "directory", "has {results}, which is for each = 'trial' or 'cell' or 'matrix'"),
+        ("run {results}", "cell", "has neither of {cell_folder} and {cell_folders}"),
+        ("run {folder} {trial_folders}", "trial", "has both of"),
+    ],
+)
+def test_folders_that_a_command_has_not_are_refused(command: str, each: str, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        check_command(command, each)
 
 
 def test_an_element_that_is_missing_names_its_directory() -> None:
