@@ -239,6 +239,8 @@ def test_a_new_run_keeps_no_trial_and_makes_again_what_is_made_of_them(stage: St
     earlier = [trial["started_at"] for path, trial in now.items() if ".history" in path]
     assert sorted(earlier) == sorted(time for path, time in before.items() if "matrix" in path)
     assert len(listed.read_text().splitlines()) == lines + 2
+    shown = stage.command(*COMMAND, "report", "workspace/matrix", "--over-time")
+    shown.stdout.fnmatch_lines(["Cell *", "* local-none *", "*", "* local-fix *", "*", "picture: over-time.svg"])
     stage.command(*COMMAND, "run")
     assert {path: stage.trial(path, "workspace")["started_at"] for path in current} == current
 
