@@ -44,7 +44,8 @@ from pytest_aorta.workflow.clusters import Cluster, Configuration
 from pytest_aorta.workflow.jobs import JOBS, Job, read_job, read_jobs
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Cost, read_recipe
-from pytest_aorta.workflow.slurm import LostAnswer, NodeKind, TaskState, node_kinds, scancel
+from pytest_aorta.workflow.schedulers import scheduler_of
+from pytest_aorta.workflow.slurm import LostAnswer, NodeKind, TaskState, node_kinds
 from pytest_aorta.workflow.submission import PlannedAction, PlannedJob
 from pytest_aorta.workspace.atomic import locked
 
@@ -294,7 +295,8 @@ def cancel(project: Project, ids: tuple[str, ...], action: str | None, everythin
     if not chosen:
         click.echo("There are no such jobs.")
         return
-    scancel([number for _, number in chosen])
+    for name in dict.fromkeys(job.scheduler for job, _ in chosen):
+        scheduler_of(name).cancel([number for job, number in chosen if job.scheduler == name])
     click.echo(f"{counted(len(chosen), 'job')} cancelled.")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -40,6 +40,12 @@ def _megabytes(size: str) -> float:
 
 def _size(text: str) -> str:
     _megabytes(text)
+    return text
+
+
+def _scheduler(text: str) -> str:
+    if text not in ("bash", "slurm") and not text.startswith("psij:"):
+        raise ValueError("expected 'bash', 'slurm', or one that PSI/J knows, such as 'psij:pbs'")
     return text
 
 
@@ -126,7 +132,7 @@ class Cluster(Table):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     identify: Identify
-    scheduler: Literal["bash", "slurm"]
+    scheduler: Annotated[str, AfterValidator(_scheduler)]
     partition: tuple[Partition, ...] = ()
     submit_options: tuple[Line, ...] = ()
     slurm_gpus_per_task: Line = "--gpus-per-task="

@@ -16,9 +16,9 @@ from pathlib import Path
 from pydantic import BaseModel, Field, PrivateAttr
 
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.clusters import Configuration
 from pytest_aorta.workflow.recipe import Recipe
+from pytest_aorta.workflow.schedulers import scheduler_of
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workspace.atomic import locked, write_text
 
@@ -199,28 +199,31 @@ def reconcile(
         # Those of this name, else all that may answer here.
         known = {each.name: each.identify for each in reversed(clusters)}
         elsewhere = {name for name, it in known.items() if it.by_environment and not it.matches()}
-        here = [job for job in jobs if job.scheduler == "slurm" and job.cluster not in elsewhere]
+        here = [job for job in jobs if job.scheduler != "bash" and job.cluster not in elsewhere]
         if cluster is not None:
-            here = [job for job in jobs if job.scheduler == "slurm" and job.cluster == cluster]
+            here = [job for job in jobs if job.scheduler != "bash" and job.cluster == cluster]
         latest = time.time() if is_submitting else time.time() - _NUMBER_WITHIN
-        lost = [job for job in here if job.number is None and job.created <= latest]
-        try:
-            numbers = slurm.numbers_of({job.name for job in lost}) if lost else {}
-            for job in lost:
-                job.number = numbers.get(job.name)
-                if job.number is None:
-                    job.forbid()  # should it come after all, it does nothing
-                    job.refused = "the scheduler does not have it"
-                job.save()
-            tasks = [(job, number) for job in here if job.number is not None for number in range(len(job.tasks))]
-            states = slurm.states([job.identity(number) for job, number in tasks if not job.tasks[number].is_over])
-        except RequestError as error:
-            open_tasks = sum(not task.is_over for job in here for task in job.tasks)
-            problems.append(f"{error}; the states of {open_tasks} submitted jobs are those that were last known")
-        else:
-            for job in here:
-                if job.number is not None:
-                    _update(job, states, settle, problems)
+        for name in dict.fromkeys(job.scheduler for job in here):
+            own = [job for job in here if job.scheduler == name]
+            lost = [job for job in own if job.number is None and job.created <= latest]
+            try:
+                scheduler = scheduler_of(name)
+                numbers = scheduler.find({job.name for job in lost}) if lost else {}
+                for job in lost:
+                    job.number = numbers.get(job.name)
+                    if job.number is None:
+                        job.forbid()  # should it come after all, it does nothing
+                        job.refused = "the scheduler does not have it"
+                    job.save()
+                tasks = [(job, number) for job in own if job.number is not None for number in range(len(job.tasks))]
+                states = scheduler.states([job.identity(task) for job, task in tasks if not job.tasks[task].is_over])
+            except RequestError as error:
+                open_tasks = sum(not task.is_over for job in own for task in job.tasks)
+                problems.append(f"{error}; the states of {open_tasks} submitted jobs are those that were last known")
+            else:
+                for job in own:
+                    if job.number is not None:
+                        _update(job, states, settle, problems)
     return jobs, problems
 
 

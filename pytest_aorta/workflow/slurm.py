@@ -71,7 +71,7 @@ def sbatch(script: Path, folder: Path, has_account: bool) -> str:
         if not name.startswith("SBATCH_")
         or (name in _KEPT_VARIABLES and not (has_account and name == "SBATCH_ACCOUNT"))
     }
-    done = _answer(["sbatch", "--parsable", str(script)], folder, environ)
+    done = answer(["sbatch", "--parsable", str(script)], folder, environ)
     if done.returncode == 0:
         number = done.stdout.strip().splitlines()[-1:] or [""]
         if re.fullmatch(r"\d+(;.*)?", number[0]):
@@ -205,14 +205,14 @@ def scancel(numbers: Sequence[str]) -> None:
 
 
 def _output(command: Sequence[str]) -> str:
-    done = _answer(command)
+    done = answer(command)
     if done.returncode != 0:
         said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
         raise SchedulerError(said if said.startswith(command[0]) else f"{command[0]}: {said}")
     return done.stdout
 
 
-def _answer(
+def answer(
     command: Sequence[str], folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Of a process that Ctrl-C does not reach; it is ended when an exception ends the wait."""

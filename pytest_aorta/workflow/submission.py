@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 import time
 import uuid
@@ -35,6 +34,7 @@ from pytest_aorta.workflow.groups import action_variables
 from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, Task, losses
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions, nodes_file, shell_commands
+from pytest_aorta.workflow.schedulers import Asked, scheduler_of
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workspace.atomic import write_text
 
@@ -47,7 +47,7 @@ class PlannedJob:
     files: Mapping[str, str]
     cost: Cost
     warnings: Sequence[str]
-    has_account: bool
+    asked: Asked
 
     @property
     def script(self) -> str:
@@ -73,6 +73,8 @@ def with_nodes(recipe: Recipe, cluster: Cluster, pattern: str, *, is_dry: bool) 
     for number, each in enumerate(actions):
         if each.nodes is None or not fnmatchcase(each.name, pattern):
             continue
+        if cluster.scheduler not in ("slurm", "bash"):
+            raise RequestError(f"action {each.name!r} is for nodes, which only SLURM is asked for")
         table, states = each.table, {platform.node(): "idle"}
         trials = table.trials // max(1, len(each.nodes))
         if cluster.scheduler == "slurm":
@@ -234,7 +236,20 @@ def plan_jobs(
             )
             warnings = [*partition.warnings(table.resources, size)] if partition is not None else []
             cost = table.resources.cost(size) * len(several)
-            yield PlannedJob(job, files, cost, warnings, own.account is not None)
+            asked = Asked(
+                name=job.name,
+                script=job.folder / "script.sh",
+                folder=recipe.root,
+                output=job.output(0),
+                walltime=table.resources.total_walltime(size),
+                nodes=action.least_nodes,
+                processes=table.resources.total_processes(size),
+                threads=table.resources.threads_per_process,
+                gpus=table.resources.gpus_per_process,
+                partition=None if partition is None else partition.name,
+                account=own.account,
+            )
+            yield PlannedJob(job, files, cost, warnings, asked)
 
 
 def _check_limits(
@@ -316,27 +331,12 @@ def submit(planned: PlannedJob, root: Path) -> Job:
         os.fsync(fd)
     finally:
         os.close(fd)
-    if job.scheduler == "bash":
-        process = subprocess.Popen(
-            ["/bin/bash", str(job.folder / "script.sh")], cwd=root, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        try:
-            process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
-        finally:
-            reason = f"exit status {process.returncode}" if process.returncode else ""
-            job.number = str(process.pid)
-            job.tasks[0].state = TaskState(state="FAILED" if reason else "COMPLETED", reason=reason, over=True)
-            job.save()
-        return job
+    scheduler, ended = scheduler_of(job.scheduler), None
     try:
-        job.number = slurm.sbatch(job.folder / "script.sh", root, planned.has_account)
+        job.number, ended = scheduler.submit(planned.asked)
     except slurm.LostAnswer as lost:
         with contextlib.suppress(slurm.SchedulerError):
-            job.number = slurm.numbers_of({job.name}, in_accounting=False).get(job.name)
+            job.number = scheduler.find({job.name}, in_accounting=False).get(job.name)
         if job.number is None:
             raise lost
     except slurm.SchedulerError as error:
@@ -344,6 +344,12 @@ def submit(planned: PlannedJob, root: Path) -> Job:
         job.refused = str(error)
         job.save()
         raise
+    except BaseException:  # Ctrl-C, of a job that runs here
+        job.tasks[0].state = TaskState(state="CANCELLED", over=job.scheduler == "bash")
+        job.save()
+        raise
+    if ended is not None:
+        job.tasks[0].state = ended
     job.save()
     return job
 
