@@ -54,7 +54,9 @@ def declared(extra: str | None = None) -> set[str]:
 def test_what_is_declared_is_what_is_imported() -> None:
     # The last one is the standard library's from 3.11 on.
     own = {"pytest_aorta", "aorta_workloads", *sys.stdlib_module_names, "tomllib"}
-    assert {module.removeprefix("_") for module in imported() - own} - set().union(*map(declared, EXTRAS)) == declared() - PLUGINS
+    assert {module.removeprefix("_") for module in imported() - own} - set().union(
+        *map(declared, EXTRAS)
+    ) == declared() - PLUGINS
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import resource
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -56,8 +57,11 @@ _PATIENCE = 60.0
 #: Directories that a thread looks at before it is given others.
 _AT_ONCE = 200
 
-#: So many times as long as it computes has a look to take to be one that waits.
-_WAITS = 4
+#: Directories whose values are looked up one by one.
+_FEW = 50
+
+#: So many times per directory has a look to wait for others to be worth a thread.
+_WAITS = 0.5
 
 #: Bytes of a line of a journal; a longer one says nothing, and is not held in memory.
 _LONGEST = 2**24
@@ -531,19 +535,20 @@ class Workspace:
         if self._recipe.workspace.value_file is None:
             return None
         if name not in self._parsed:
-            if self._values is None:
-                self._values = self._known_values()
-            found = self._new.get(name) or self._values.get(name)
+            if self._values is None and len(self._parsed) >= _FEW:
+                self._values = self._known_values(self._only)
+            known = self._known_values([name]) if self._values is None else self._values
+            found = self._new.get(name) or known.get(name)
             if found is None:
                 found = self._new[name] = self._read_value(name)
             self._parsed[name] = json.loads(found[2])
         return self._parsed[name]
 
-    def _known_values(self) -> dict[str, _Value]:
+    def _known_values(self, names: Collection[str] | None) -> dict[str, _Value]:
         with self._reading() as found:
             if found is None or [(self._value_file,)] != found.execute("SELECT value_file FROM of_file").fetchall():
                 return {}
-            query, names = "SELECT name, modified, size, value FROM directories", self._only
+            query = "SELECT name, modified, size, value FROM directories"
             if names is None:
                 rows = found.execute(query).fetchall()
             else:
@@ -558,7 +563,7 @@ class Workspace:
         other's way.
         """
         if self._values is None:
-            self._values = self._known_values()
+            self._values = self._known_values(self._only)
         earlier, reads = self._values, self._recipe.workspace.value_file is not None
         in_place = "/" not in self._value_file
 
@@ -585,9 +590,9 @@ class Workspace:
             return found
 
         chunks = [names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE)]
-        wall, cpu = time.perf_counter(), time.thread_time()
+        before = _times_waited()
         first = [*map(look, chunks[:1])]
-        waits = time.perf_counter() - wall > _WAITS * (time.thread_time() - cpu)
+        waits = _times_waited() - before > _WAITS * sum(map(len, first))
         with ThreadPoolExecutor(threads) as pool:
             for chunk in chain(first, (pool.map if waits else map)(look, chunks[1:])):
                 for name, there, changed in chunk:
@@ -619,6 +624,11 @@ class Workspace:
         for path in sources.keys() - self._digests.keys():
             self._digests[path] = file_digest(Path(path))
         return any(self._digests[path] != digest for path, digest in sources.items())
+
+
+def _times_waited() -> int:
+    """How often this thread has had to wait for something else than a core: that is so on a busy machine as well."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def _connected(file: Path, mode: str) -> sqlite3.Connection:

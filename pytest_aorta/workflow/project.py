@@ -116,13 +116,21 @@ def blocked_for(follower: Action, action: Action, units: Sequence[str]) -> Block
     return Blocked(units)
 
 
+def waits_for(previous: Sequence[Blocked]) -> Callable[[str], bool]:
+    """Whether a unit has to wait for any of them."""
+    waits = [each.touches for each in previous if each.units]
+    if len(waits) <= 1:
+        return waits[0] if waits else lambda unit: False
+    return lambda unit: any(touches(unit) for touches in waits)
+
+
 def states_of(progress: Mapping[str, Progress], previous: Sequence[Blocked]) -> dict[str, State]:
     """Each unit's state; ``previous``: what the action waits for. Units that are not needed are left out."""
-    waits = [each for each in previous if each.units]
+    waits = waits_for(previous)
     found: dict[str, State] = {}
     for unit, each in progress.items():
         if each == "open" or each == "without_result":
-            found[unit] = "waiting" if waits and any(blocked.touches(unit) for blocked in waits) else "eligible"
+            found[unit] = "waiting" if waits(unit) else "eligible"
         elif each != "not_needed":
             found[unit] = each
     return found
@@ -421,7 +429,7 @@ class Project:
 
         ``looks``: whether those are left out whose products are there, although the index does not know them.
         """
-        blocked, others = self._blocked(action), Counter[str]()
+        waits, others = waits_for(self._blocked(action)), Counter[str]()
         progress, found = self.progress[action.name], []
         again = ("open", "stale", "without_result") if action.is_matrix else ("open", "failed", "stale")
         for unit in self.states(action, only):
@@ -429,7 +437,7 @@ class Project:
                 others["submitted already"] += 1
             elif progress[unit] not in again:
                 others[progress[unit]] += 1
-            elif any(each.touches(unit) for each in blocked):
+            elif waits(unit):
                 others["waiting"] += 1
             elif looks and self.is_made(action, unit):
                 others["completed"] += 1

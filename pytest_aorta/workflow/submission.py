@@ -134,10 +134,11 @@ def plan_action(
         wave = project.next_wave(action, units)
     if later := len(units) - len(wave):
         others["in later waves"] = later
-    ready = set(wave)
-    wave = [unit for unit in wave if ready.issuperset(project.whole_group(action, unit))]
-    if parts := len(ready) - len(wave):
-        others["in groups that are not whole (pytest-aorta why NAME)"] = parts
+    if action.table.group.submit_whole:
+        ready = set(wave)
+        wave = [unit for unit in wave if ready.issuperset(project.whole_group(action, unit))]
+        if parts := len(ready) - len(wave):
+            others["in groups that are not whole (pytest-aorta why NAME)"] = parts
     made = 0
 
     def is_left(unit: str) -> bool:

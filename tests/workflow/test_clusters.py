@@ -62,7 +62,11 @@ def test_a_cluster_of_the_project_comes_before_that_of_the_user_and_built_in_one
             r"clusters.toml:7: cluster\[0\].partition\[0\]: unknown key 'nam'; did you mean 'name'",
         ),
         ('scheduler = "slurm"', "", r"clusters.toml:2: cluster\[0\]: key 'scheduler' is missing$"),
-        ('"slurm"', '"pbs"', r"clusters.toml:5: cluster\[0\].scheduler = 'pbs': expected 'bash', 'slurm', or one that PSI/J knows"),
+        (
+            '"slurm"',
+            '"pbs"',
+            r"clusters.toml:5: cluster\[0\].scheduler = 'pbs': expected 'bash', 'slurm', or one that PSI/J knows",
+        ),
         ('name = "only"', 'name = "on\\nly"', "clusters.toml:7: .*one line of printable text"),
         ('name = "only"', 'name = "only"\nmemory_per_cpu = "lots"', "clusters.toml:8: .*a size such as 1970M or 5G"),
         ("identify.by_environment", "identify.always = true\nidentify.by_environment", "set exactly one of"),

@@ -264,7 +264,7 @@ def test_an_edited_value_is_seen_when_values_are_refreshed_and_by_a_run(
     first.save()
     (tmp_path / "workspace/a/v.json").write_text('{"x": 22}')
     again = read(tmp_path)
-    monkeypatch.setattr(known, "_WAITS", 0 if by_threads else math.inf)
+    monkeypatch.setattr(known, "_WAITS", -1 if by_threads else math.inf)
     monkeypatch.setattr(known, "_AT_ONCE", 1)
     assert again.value_of("a") != {"x": 22}
     assert Workspace(recipe_of(RECIPE, str(tmp_path / "aorta.toml"))).value_of("a") == {"x": 22}
