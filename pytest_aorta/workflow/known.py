@@ -21,7 +21,6 @@ import resource
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -562,6 +561,8 @@ class Workspace:
         By threads where the first looks mostly wait, as for files on other hosts; else they would only be in each
         other's way.
         """
+        from concurrent.futures import ThreadPoolExecutor  # which brings logging
+
         if self._values is None:
             self._values = self._known_values(self._only)
         earlier, reads = self._values, self._recipe.workspace.value_file is not None

@@ -85,7 +85,8 @@ class Blocked:
 
     def __init__(self, units: Iterable[str] = ()) -> None:
         self.units = frozenset(units)
-        self._within = {outer for unit in self.units for outer in containing(unit)}
+        self._within = {*self.units, *([""] if self.units else [])}
+        self._within |= {outer for unit in self.units if "/" in unit for outer in containing(unit)}
 
     def touches(self, unit: str) -> bool:
         """Whether one of them is ``unit``, or lies in it, or contains it."""
@@ -305,20 +306,19 @@ class Project:
 
     def _commands(self, action: Action) -> dict[str, Progress]:
         completed, submitted = self.workspace.known.completed.get(action.name, {}), self.submitted.get(action.name, {})
-        found: dict[str, Progress] = {}
-        key_of = self.key_of(action)
-        for unit in self.units(action):
-            completion = completed.get(unit)
-            outcome = completion[0] if completion is not None else None
-            is_stale = completion is not None and bool(completion[1]) and completion[1] != key_of(unit)
-            if outcome == "completed" and action.table.products and not is_stale:
-                found[unit] = "completed"
-            elif unit in submitted:
+        found: dict[str, Progress] = dict.fromkeys(self.units(action), "open")
+        key_of, has_products = self.key_of(action), bool(action.table.products)
+        for unit, completion in completed.items():
+            if completion is None or unit not in found:
+                continue
+            outcome, key = completion
+            if outcome == "completed" and has_products:
+                found[unit] = "completed" if not key or key == key_of(unit) else "stale"
+            elif outcome == "failed":
+                found[unit] = "failed"
+        for unit in submitted:
+            if found.get(unit, "completed") != "completed":
                 found[unit] = "submitted"
-            elif outcome == "completed" and action.table.products:
-                found[unit] = "stale"
-            else:
-                found[unit] = "failed" if outcome == "failed" else "open"
         return found
 
     def key_of(self, action: Action) -> Callable[[str], str]:
