@@ -29,8 +29,6 @@ from pytest_aorta.triage.reading import MATRIX_JSON
 from pytest_aorta.triage.verdicts import Decisions, Triage
 from pytest_aorta.trials.outcome import is_in_doubt, settled, was_perhaps_ended
 from pytest_aorta.trials.records import Failure
-from pytest_aorta.workflow import slurm
-from pytest_aorta.workflow.jobs import JOB_VARIABLE
 from pytest_aorta.workspace.atomic import remove_abandoned, write_json, write_text
 from pytest_aorta.workspace.paths import HISTORY, REPLAY, TrialPaths
 
@@ -267,6 +265,11 @@ class TrialWriter:
         failed by themselves. Those of a recipe's job that ended just before pytest are settled with the job.
         """
         doubtful, self._doubtful = self._doubtful, []
+        if not doubtful:
+            return
+        from pytest_aorta.workflow import slurm
+        from pytest_aorta.workflow.jobs import JOB_VARIABLE
+
         now, job = time.monotonic(), os.environ.get("SLURM_JOB_ID")
         for at, trial in doubtful:
             why = None
@@ -285,7 +288,11 @@ class TrialWriter:
     @cached_property
     def _notice(self) -> float:
         """Seconds from the first signal for all processes to the last."""
-        return slurm.setting("KillWait", 30) if "SLURM_JOB_ID" in os.environ else self.run.selection.limits.grace
+        if "SLURM_JOB_ID" not in os.environ:
+            return self.run.selection.limits.grace
+        from pytest_aorta.workflow import slurm
+
+        return slurm.setting("KillWait", 30)
 
     def _write(self, trial: FinishedTrial, *, settles: bool = False) -> TrialFacts:
         paths = TrialPaths(PurePosixPath(trial.path))

@@ -1,4 +1,4 @@
-"""What every scheduler has to do for us, the same for each: SLURM, the shell, and SLURM by PSI/J for all that it knows."""
+"""What every scheduler has to do for us, the same for each: SLURM, the shell, and PSI/J with SLURM behind it."""
 
 from __future__ import annotations
 
