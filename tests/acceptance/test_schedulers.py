@@ -44,7 +44,9 @@ pytestmark = pytest.mark.slow
 
 def project(stage: Stage, slurm: Slurm, scheduler: str, text: str = COMMANDS) -> SubmittingStage:
     if scheduler.startswith("psij"):
-        pytest.importorskip("psij")
+        pytest.importorskip(
+            "psij", reason="pip install psij-python; it brings a plugin of pytest, so it is no part of [test]"
+        )
     stage.write_file("clusters.toml", CLUSTER.format(scheduler=scheduler))
     stage.write_file("aorta.toml", text)
     for number, name in enumerate("ab"):
