@@ -94,8 +94,8 @@ class Selection:
     ``commands`` are workloads as well, and ``output`` says what to look for in what these print; ``depends`` are files
     and folders that their results depend on; ``observe`` is how they are watched; ``folder`` is their working
     directory, where it is not that of pytest. ``extra_env`` maps variables to values; ``config`` options of the
-    workload to texts or values; ``mitigations`` is a tuple of mitigation sets; ``replays`` are trial files, and folders
-    of them, to take all else from.
+    workload to texts or values; ``mitigations`` is a tuple of mitigation sets; ``since`` is when trials must have begun
+    to be kept; ``replays`` are trial files, and folders of them, to take all else from.
     """
 
     workloads: tuple[str, ...] = ()
@@ -116,6 +116,7 @@ class Selection:
     collect_share: float = 1.0
     results_dir: Path = Path("results")
     resume: bool = False
+    since: str = ""
     history: int = KEPT_RECORDS
     order: Order = "interleaved"
     shard: tuple[int, int] | None = None
@@ -186,7 +187,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         return {field: value for field, value in found.items() if value is not None}
 
     return Selection(
-        **given("mitigations", "steps", "resume", "history", "order", "where", "minimize", "max_trials"),
+        **given("mitigations", "steps", "resume", "since", "history", "order", "where", "minimize", "max_trials"),
         **given("collect", "collect_on_failure", "collect_share"),
         **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
         **given("depends", "observe", trials=trials, gates=values["gate"]),

@@ -503,6 +503,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting("max-trials", positive_int, "N", "all trials of a search together", "2000", scope="internal"),
         Setting("units", lines, "NAMES", "only these directories, cells and trials of a recipe", scope="internal"),
+        Setting("since", name, "TIME", "keep no trial of a recipe that has begun before", scope="internal"),
         Setting("actions", name, "PATTERN", "only these actions of a recipe", scope="internal"),
     ),
 }

@@ -126,7 +126,12 @@ class TrialRunner:
             return None
         from pytest_aorta.launch.engine import ResumedTrial
 
-        record = self.store.kept(paths, lambda record: self._changes(spec, paths, record, timeout))
+        since = self.selection.since
+
+        def changes(record: TrialResult) -> list[str]:
+            return [_OLD] if (record.started_at or "") < since else self._changes(spec, paths, record, timeout)
+
+        record = self.store.kept(paths, changes)
         return None if record is None else ResumedTrial(spec, record)
 
     def _changes(self, spec: TrialSpec, paths: TrialPaths, record: TrialResult, timeout: float | None) -> list[str]:
@@ -208,6 +213,10 @@ class TrialRunner:
             self._folders.close()
         if self._engine is not None:
             self._engine.close()
+
+
+#: Why a result is not kept where there is to be a new run.
+_OLD = "it is of an earlier run"
 
 
 def _cannot_be_known(spec: TrialSpec, config: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:

@@ -20,14 +20,14 @@ else:
 
 ROOT = Path(__file__).parents[1]
 
-#: Which brings what only some users import.
-EXTRA = "sweeps"
+#: Which bring what only some users import.
+EXTRAS = ("sweeps", "psij")
 
 #: Plugins of pytest that runs take part in; nothing of them is imported, for a user may disable them.
 PLUGINS = {"pytest_timeout", "pytest_xdist"}
 
 #: Distributions whose module has another name.
-MODULES = {"pyyaml": "yaml"}
+MODULES = {"pyyaml": "yaml", "psij_python": "psij"}
 
 
 def imported() -> set[str]:
@@ -54,7 +54,9 @@ def declared(extra: str | None = None) -> set[str]:
 def test_what_is_declared_is_what_is_imported() -> None:
     # The last one is the standard library's from 3.11 on.
     own = {"pytest_aorta", "aorta_workloads", *sys.stdlib_module_names, "tomllib"}
-    assert {module.removeprefix("_") for module in imported() - own} - declared(EXTRA) == declared() - PLUGINS
+    assert {module.removeprefix("_") for module in imported() - own} - set().union(
+        *map(declared, EXTRAS)
+    ) == declared() - PLUGINS
 
 
 @pytest.mark.slow

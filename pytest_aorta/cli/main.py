@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -72,10 +73,21 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         gc.set_threshold(100_000)  # what is read of 100,000 directories is kept: to look for garbage takes a fifth
+        showing = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if category.__name__ == "UnknownKey":
+                click.echo(f"warning: {printable(str(message))}", err=True)
+            else:
+                showing(message, category, *place)
+
+        warnings.showwarning = show  # type: ignore[assignment]
         try:
             return super().invoke(ctx)
         except RequestError as error:
             raise Refused(printable(str(error))) from None
+        finally:
+            warnings.showwarning = showing
 
 
 def _set_color(context: click.Context, parameter: click.Parameter, value: str) -> None:

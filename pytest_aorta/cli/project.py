@@ -36,8 +36,8 @@ from pytest_aorta.workflow.clusters import Configuration
 from pytest_aorta.workflow.finding import RecipeError, find_recipe
 from pytest_aorta.workflow.jobs import read_jobs
 from pytest_aorta.workflow.known import Workspace
-from pytest_aorta.workflow.project import Project, Scan, State
-from pytest_aorta.workflow.recipe import Action
+from pytest_aorta.workflow.project import THREADS, Project, Scan, State
+from pytest_aorta.workflow.recipe import Action, takes_all
 from pytest_aorta.workspace.atomic import staged_text
 
 _RECIPE = """\
@@ -153,7 +153,8 @@ def status(
             hours = [f"{hours:.2f}" for hours in row["remaining"].values()]
             click.echo("\t".join([one_line(row["name"]), *(str(row[state]) for state in COLORS), *hours]))
     elif not shown:
-        click.echo("No action has any of these; --all shows all actions." if actions else "The recipe has no actions.")
+        why = "none has any of these; --all shows all of them" if actions else "the recipe has none"
+        click.echo(f"No actions match: {why}.", err=True)
     else:
         lines = columns(texts, right=range(1, len(texts[0])), colors=dict(enumerate(COLORS.values(), 1)))
         echo_table(lines, has_heading=not no_header)
@@ -173,6 +174,8 @@ def why(project: Project, names: tuple[str, ...], action: str) -> None:
             click.echo(f"{one_line(f'{each.name} on {unit}' if unit else each.name)}: {heading}")
             for line in _reasons(project, each, unit, state):
                 click.echo(f"  {printable(line)}")
+            for line in _repeats(project, each, unit):
+                click.echo(f"  {printable(line)}")
         for unit in sorted((only or set()) & set(project.units(each)) - states.keys()):
             left_out = project.progress[each.name].get(unit, "not_needed") == "not_needed"
             what = "its cell is decided" if each.is_matrix and left_out else f"{each.name} does not include it"
@@ -183,33 +186,55 @@ def why(project: Project, names: tuple[str, ...], action: str) -> None:
 def _reasons(project: Project, action: Action, unit: str, state: State) -> Iterator[str]:
     if state == "waiting":
         yield from project.waits_for(action, unit)
-    elif state == "submitted":
+        return
+    if state == "submitted":
         for job in project.jobs:
             for number in job.tasks_of(action.name, unit):
                 if not job.tasks[number].is_over:
                     yield f"job {job.cluster}/{job.identity(number)}: {job.state(number)}"
-    elif state == "stale" and action.is_matrix:
+        return
+    yield from _rest_of_group(project, action, unit)
+    if state == "stale" and action.is_matrix:
         yield "its record is of another request or other code; it is run again"
     elif state == "stale":
         yield "the command or the value has changed since it was completed; it is run again"
         yield f"to keep it: pytest-aorta scan --accept -a {action.name} {unit}"
     elif action.is_matrix:
-        folder = project.folder(action, unit)
-        for file in (folder.with_suffix(".json"), folder.parent.parent / f"{folder.name}.json"):
-            try:
-                record = json.loads(file.read_bytes())
-            except (OSError, ValueError):
-                continue
-            message = str((record.get("failure") or {}).get("message") or "").strip().splitlines()
-            yield f"{record.get('exit_status')}{f': {message[0]}' if message else ''}"
-            yield f"its record: {file.relative_to(project.recipe.root)}"
+        try:
+            record = json.loads((file := project.record_file(action, unit)).read_bytes())
+        except (OSError, ValueError):
+            yield "nothing keeps it from being run"
             return
-        yield "nothing keeps it from being run"
+        message = str((record.get("failure") or {}).get("message") or "").strip().splitlines()
+        yield f"{record.get('exit_status')}{f': {message[0]}' if message else ''}"
+        yield f"its record: {file.relative_to(project.recipe.root)}"
     elif state == "failed":
         yield from _last_output(project, action, unit)
         yield "the next run and the next submission try it again"
     elif state == "eligible":
         yield "nothing keeps it from being run"
+
+
+def _repeats(project: Project, action: Action, unit: str) -> Iterator[str]:
+    """Jobs that have begun a command more than once: SLURM starts a job again when it has lost its node."""
+    for job in read_jobs(project.recipe.index):
+        for task in job.tasks_of(action.name, unit):
+            number = 0 if takes_all(action.table.command or "") else job.tasks[task].units.index(unit)
+            starts = [line.partition(" ") for line in job.noted("began", task)]
+            hosts = [host for of, _, host in starts if of == str(number)]
+            if len(hosts) > 1 and not action.is_matrix:
+                where = f"{len(hosts)} times: on {', on '.join(hosts)}"
+                yield f"job {job.cluster}/{job.identity(task)} has begun it {where}"
+
+
+def _rest_of_group(project: Project, action: Action, unit: str) -> Iterator[str]:
+    """What keeps a group from being submitted as a whole."""
+    group = project.whole_group(action, unit)
+    runnable, _ = project.runnable(action, set(group)) if len(group) > 1 else (group, {})
+    if others := [each for each in group if each not in runnable]:
+        more = f" ({len(others) - 1} more)" if len(others) > 1 else ""
+        how = project.states(action, {others[0]}).get(others[0], "not needed")
+        yield f"its group of {len(group)} is submitted as a whole only, and {others[0]} is {how}{more}"
 
 
 def _last_output(project: Project, action: Action, unit: str) -> Iterator[str]:
@@ -229,6 +254,15 @@ def _last_output(project: Project, action: Action, unit: str) -> Iterator[str]:
 @action_option("Actions to look for; * and ? are wildcards.")
 @click.option("--prune", is_flag=True, help="Also forget what is completed by the index, and is not on disk.")
 @click.option("--accept", is_flag=True, help="Products of stale commands are as good as those of the present ones.")
+@click.option(
+    "--io-threads",
+    type=click.IntRange(1),
+    default=THREADS,
+    show_default=True,
+    envvar="ROW_IO_THREADS",
+    metavar="N",
+    help="Look at so many directories at a time.",
+)
 @click.option("--no-progress", is_flag=True, envvar="ROW_NO_PROGRESS", help="No progress bar, on a terminal either.")
 @project_options(rebuilds=False)
 def scan(
@@ -238,6 +272,7 @@ def scan(
     prune: bool,
     accept: bool,
     no_progress: bool,
+    io_threads: int,
 ) -> None:
     """pytest notes all of that when it happens. A scan is for what has changed otherwise: results that were copied, a
     removed index, edited value files. With names, only these directories or cells (-: names from stdin). Nothing but
@@ -245,15 +280,13 @@ def scan(
     """
     recipe, only = project.recipe, chosen_units(names, project)
     search = Scan(project, project.actions(action), only, accepts=accept)
-    values = len(project.directories if only is None else only) if recipe.workspace.value_file is not None else 0
     hidden = no_progress or not sys.stderr.isatty()
-    length = search.expected + values  # of trials: those of the recipe, whether they are there or not
+    length = search.expected  # of trials: those of the recipe, whether they are there or not
     steps = max(1, length // 200)
     with click.progressbar(
         length=length, label="Scanning", file=sys.stderr, hidden=hidden, show_pos=True, update_min_steps=steps
     ) as bar:
-        project.workspace.refresh_values(lambda: bar.update(1), only)
-        search.run(lambda: bar.update(1))
+        search.run(lambda: bar.update(1), io_threads)
         bar.update(max(0, length - bar.pos))
     try:
         changed, removed = project.workspace.record(
@@ -408,7 +441,7 @@ def _add_listing(what: str, heading: str, pattern: str | None, shown: str, text:
             for name in dict.fromkeys(row.name for row in rows):
                 click.echo(one_line(name))
         elif not rows:
-            click.echo(f"There are no such {what}.")
+            click.echo(f"No {what} match.", err=True)
         else:
             _echo_rows(heading, rows, has_heading=not no_header, is_separated=not no_separate_groups)
 
@@ -439,20 +472,21 @@ _add_listing(
 
 def _echo_rows(heading: str, rows: Sequence[_Row], *, has_heading: bool, is_separated: bool) -> None:
     several, counts = len({row.action for row in rows}) > 1, rows[0].counts
-    states: list[str] = [*counts] if counts else ["state" if rows[0].action else ""]
+    states: list[str] = [*counts] if counts else ["status" if rows[0].action else ""]
     headings = ["Action" if several else "", heading, *map(str.capitalize, states)]
-    headings += ["Job" if any(row.job for row in rows) else "", *(pointer or '""' for pointer in rows[0].values)]
+    headings += ["Job ID" if rows[0].state else "", *(pointer or '""' for pointer in rows[0].values)]
     table = [headings]
     for row in rows:
         own = [f"{count:,}" for count in row.counts.values()] if counts else [row.state or ""]
         values = [json.dumps(value) for value in row.values.values()]
         table.append([(row.action or "") if several else "", row.name, *own, row.job or "", *values])
     lines = columns(table, right=range(2, 2 + len(states)) if counts else ())
-    echo_table(lines[:1], has_heading=has_heading)
+    echo_table(lines[:1], has_heading=has_heading and (bool(rows[0].action) or bool(rows[0].values)))
+    text = []  # written at once
     for row, before, line in zip(rows, [rows[0], *rows], lines[1:], strict=False):
-        if is_separated and row.group != before.group:
-            click.echo()
-        click.echo(line if row.state is None else click.style(line, fg=COLORS[row.state]))
+        text += [""] if is_separated and row.group != before.group else []
+        text.append(line if row.state is None else click.style(line, fg=COLORS[row.state]))
+    click.echo("\n".join(text))
 
 
 @show.command("collected")

@@ -12,7 +12,7 @@ import click
 
 from pytest_aorta.cli.shared import columns
 from pytest_aorta.common.texts import counted, first_names, one_line
-from pytest_aorta.settings import share
+from pytest_aorta.settings import RequestError, share
 from pytest_aorta.triage import MARGIN, SPEED_MARGIN, Margin, TriageSettings, margin
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
 from pytest_aorta.triage.columns import p_value
@@ -25,6 +25,7 @@ from pytest_aorta.triage.compare import (
 )
 from pytest_aorta.triage.matrix import EarlierMatrix
 from pytest_aorta.triage.starts import compare_recorded
+from pytest_aorta.workspace.atomic import write_text
 
 #: What ``--fail-on`` takes.
 CONDITIONS = ("worse", "slower", "new-signature", "not-compared")
@@ -55,8 +56,12 @@ _speed_margin_option = click.option(
 
 @click.command("report")
 @click.argument("results", type=click.Path(path_type=Path), default="results", metavar="[DIR]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Default: report.html.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default="report.html", metavar="FILE", help="The HTML file."
+    "--over-time",
+    "over_runs",
+    is_flag=True,
+    help="How failure rates and step times have gone over the runs in the history; the picture is over-time.svg.",
 )
 @click.option("--baseline", metavar="CELL", help="What the others are compared with, as pytest's --aorta-baseline.")
 @click.option(
@@ -69,15 +74,20 @@ _speed_margin_option = click.option(
 @click.option("--markdown", is_flag=True, help="Print what a bug report needs, in Markdown, instead.")
 def report(
     results: Path,
-    output: Path,
+    output: Path | None,
+    over_runs: bool,
     baseline: str | None,
     margin: Margin | None,
     speed_margin: float | None,
     markdown: bool,
 ) -> None:
     """Without --baseline and margins, cells are judged as in the run itself."""
+    if over_runs:
+        _report_over_time(results, output or Path("over-time.svg"))
+        return
     from pytest_aorta.triage.report import Report, write_report
 
+    output = output or Path("report.html")
     settings = EarlierMatrix(results).settings or TriageSettings()
     settings = replace(settings, margin=margin or settings.margin, speed_margin=speed_margin or settings.speed_margin)
     if markdown:
@@ -85,6 +95,29 @@ def report(
         return
     write_report(results, output, settings, baseline=baseline)
     click.echo(f"report: {output}")
+
+
+def _report_over_time(results: Path, output: Path) -> None:
+    from pytest_aorta.triage.over_time import over_time, picture, runs_of
+
+    cells = over_time(runs_of(results))
+    rows = [["Cell", "Run", "Failed", "Rate (95%)", "Time in ms (95%)", "Change"]]
+    for key, runs in cells.items():
+        for run in runs:
+            rate = f"{run.rate[0]:.0%} ({run.rate[1].low:.0%} to {run.rate[1].high:.0%})" if run.rate else "-"
+            time = "-"
+            if run.step_ms is not None:
+                mean, interval = run.step_ms
+                time = f"{mean:.4g}" + (f" ({interval.low:.4g} to {interval.high:.4g})" if interval.low else "")
+            name = key.label if run is runs[0] else ""
+            failed = f"{run.failures} of {run.counted}"
+            rows.append([name, run.began[:16].replace("T", " "), failed, rate, time, "; ".join(run.changes)])
+    click.echo("\n".join(columns(rows)))
+    try:
+        write_text(output, picture(cells))
+    except OSError as error:
+        raise RequestError(f"{output} cannot be written: {error.strerror}") from None
+    click.echo(f"picture: {output}")
 
 
 def _check_conditions(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from pytest_aorta.cli.shared import (
     chosen_units,
     columns,
     names_argument,
+    names_from_stdin,
     open_project,
     open_recipe,
     recipe_option,
@@ -24,6 +25,7 @@ from pytest_aorta.cli.shared import (
     where_option,
 )
 from pytest_aorta.common.conditions import TypedCondition
+from pytest_aorta.common.texts import utc_now
 from pytest_aorta.settings import BY_NAME, RequestError
 
 
@@ -49,6 +51,7 @@ def _run_pytest(arguments: list[str], settings: Mapping[str, str | None]) -> Non
 )
 @names_argument("[DIRECTORY | CELL | TRIAL | -]...")
 @action_option("Of these actions; * and ? are wildcards.")
+@click.option("--new", is_flag=True, help="A new run of trials that are completed; the earlier ones go to the history.")
 @recipe_option
 @where_option
 @registry_option
@@ -57,6 +60,7 @@ def run(
     arguments: list[str] | None,
     names: tuple[str, ...],
     action: str,
+    new: bool,
     recipe: Path | None,
     where: tuple[TypedCondition, ...],
     files: tuple[str, ...],
@@ -69,11 +73,12 @@ def run(
 
     project = Project(checked, files, fresh=True)
     project.actions(action)  # refuses what matches none
-    only = chosen_units(names, project)
+    warn_of(project.problems)
+    only = chosen_units(names_from_stdin(names), project)
     words = [str(checked.file), "-rs", *(f"--aorta-where={each.text}" for each in where)]
     words += [f"--aorta-registry-file={Path(file).absolute()}" for file in files]
     units = None if only is None else "\n".join(sorted(only))
-    _run_pytest([*words, *(arguments or ())], {"actions": action, "units": units})
+    _run_pytest([*words, *(arguments or ())], {"actions": action, "units": units, "since": utc_now() if new else None})
 
 
 @click.command("minimize", context_settings={"ignore_unknown_options": True})

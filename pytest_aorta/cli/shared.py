@@ -132,14 +132,16 @@ def open_recipe(file: Path | None = None) -> Recipe:
     return read_recipe(find_recipe(Path.cwd()) if file is None else file.absolute())
 
 
-def open_project(files: Sequence[str], cluster: str | None = None, *, rebuilds: bool = True) -> Project:
+def open_project(
+    files: Sequence[str], cluster: str | None = None, *, rebuilds: bool = True, only: Sequence[str] = ()
+) -> Project:
     """The project of the working directory; what may be out of date in it is warned of.
 
-    ``rebuilds``: whether a damaged index is made again.
+    ``rebuilds``: whether a damaged index is made again. ``only``: as of ``Project``.
     """
     from pytest_aorta.workflow.project import Project
 
-    project = Project(open_recipe(), files)
+    project = Project(open_recipe(), files, only=only)
     project.synchronize_jobs(cluster)
     if rebuilds:
         project.rebuild()
@@ -153,7 +155,10 @@ def project_options(*, rebuilds: bool = True) -> Callable[[Callable[..., None]],
     def add(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def opened(cluster: str | None, files: tuple[str, ...], **given: Any) -> None:
-            command(project=open_project(files, cluster, rebuilds=rebuilds), **given)
+            if "names" in given:
+                given["names"] = tuple(names_from_stdin(given["names"]))
+            only = given.get("names", ())
+            command(project=open_project(files, cluster, rebuilds=rebuilds, only=only), **given)
 
         return cluster_option()(registry_option(opened))
 
@@ -175,11 +180,11 @@ def chosen_units(names: Sequence[str], project: Project) -> set[str] | None:
     """The units with these names, or in them; ``None`` where no name is given. A name that nothing has is warned of."""
     if not names:
         return None
-    found = {name.rstrip("/") for name in names_from_stdin(names)}
+    found = {name.rstrip("/") for name in names}
     known = {*project.directories, *(cell for cells in project.requests.values() for cell in cells)}
     for name in sorted(found):
         if name not in known and name.rpartition("/")[0] not in known:
-            click.echo(f"warning: {one_line(name)!r} not found in the workspace", err=True)
+            click.echo(f"warning: {one_line(name)!r} not found in workspace", err=True)
     return found
 
 

@@ -44,7 +44,8 @@ from pytest_aorta.workflow.clusters import Cluster, Configuration
 from pytest_aorta.workflow.jobs import JOBS, Job, read_job, read_jobs
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Cost, read_recipe
-from pytest_aorta.workflow.slurm import LostAnswer, TaskState, scancel
+from pytest_aorta.workflow.schedulers import scheduler_of
+from pytest_aorta.workflow.slurm import LostAnswer, NodeKind, TaskState, node_kinds
 from pytest_aorta.workflow.submission import PlannedAction, PlannedJob
 from pytest_aorta.workspace.atomic import locked
 
@@ -100,6 +101,10 @@ def submit(
     launchers = configuration.launchers_on(target.name)
     arguments = [*(f"--aorta-registry-file={Path(file).absolute()}" for file in files), *shlex.split(pytest_args)]
     names = tuple(names_from_stdin(names))
+    kinds: dict[str, list[NodeKind]] = {}
+    if target.scheduler == "slurm":
+        with contextlib.suppress(RequestError):  # on a host without SLURM, scripts can be looked at
+            kinds = node_kinds()
     began = time.time()
 
     def submit_next(is_first: bool) -> bool:
@@ -116,8 +121,12 @@ def submit(
             watched = (began if not is_first else math.inf) if watch else None
             planned, left = list[PlannedAction](), max_jobs
             for each in actions:
+                project.check_overlap(each, chosen[each.name])
+            for each in actions:
                 only = chosen[each.name]
-                found = submission.plan_action(project, target, launchers, each, only, left, arguments, down, watched)
+                found = submission.plan_action(
+                    project, target, launchers, each, only, left, arguments, down, watched, kinds
+                )
                 left = None if left is None else left - found.count
                 planned.append(found)
             if not dry_run:
@@ -286,7 +295,8 @@ def cancel(project: Project, ids: tuple[str, ...], action: str | None, everythin
     if not chosen:
         click.echo("There are no such jobs.")
         return
-    scancel([number for _, number in chosen])
+    for name in dict.fromkeys(job.scheduler for job, _ in chosen):
+        scheduler_of(name).cancel([number for job, number in chosen if job.scheduler == name])
     click.echo(f"{counted(len(chosen), 'job')} cancelled.")
 
 

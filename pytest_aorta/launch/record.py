@@ -24,6 +24,7 @@ from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.hosts import without_values
 from pytest_aorta.trials.execution import FILES
+from pytest_aorta.trials.losses import was_perhaps_ended
 from pytest_aorta.trials.outcome import Observation, conclude, recorded_result, warnings_of
 from pytest_aorta.trials.records import Failure
 from pytest_aorta.trials.result import (
@@ -40,6 +41,9 @@ from pytest_aorta.trials.result import (
 )
 from pytest_aorta.trials.spec import TrialSpec, fingerprint, recorded_parts, requested_parts
 from pytest_aorta.trials.workload import to_plain
+
+#: One of these is set in every job of a batch system.
+_BATCH_JOBS = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"}
 
 
 def request_of(
@@ -203,6 +207,8 @@ def build_record(
         failure = replace(failure, stacks=stacks)
     if failure is not None and crash is not None and failure.kind == "signal":
         failure = replace(failure, traceback=crash)
+    if failure is not None and was_perhaps_ended(status, failure) and not _BATCH_JOBS.isdisjoint(os.environ):
+        failure = replace(failure, in_doubt=True)
     result, cleanup = recorded_result(seen), seen.failures.get("cleanup")
     other = [] if cleanup is None or cleanup is failure else [cleanup.known()]
     env = seen.env or EnvSnapshot.unavailable("the trial's process took no snapshot").to_dict()

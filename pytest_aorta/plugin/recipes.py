@@ -20,6 +20,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -47,11 +48,11 @@ from pytest_aorta.triage.verdicts import BASELINE_DECIDED, check_baseline, is_na
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError, is_sweep
-from pytest_aorta.workflow.groups import CommandUnit, action_variables, check_whole, command_units
+from pytest_aorta.workflow.groups import CommandUnit, action_variables, command_units
 from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, log_of, read_job, read_jobs
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
 from pytest_aorta.workflow.project import Progress, Project, blocked_for, command_keys, containing, waited_for
-from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe, shell_commands
+from pytest_aorta.workflow.recipe import Action, Recipe, present, read_recipe, shell_commands
 from pytest_aorta.workflow.requests import asked_of, recorded_digest, request_digest, selection_of, trial_completion
 
 if TYPE_CHECKING:
@@ -270,6 +271,8 @@ class OtherTrials:
             found = trial_completion(record)
             if found is None or found[0] != unit_of(spec):
                 return None
+            if record["started_at"] < self._run.selection.since:
+                return None
             request = found[2]
             if spec.cell not in self._digests:
                 self._digests[spec.cell] = request_digest(spec)
@@ -360,6 +363,10 @@ class RecipeRun:
         """Whether the products of a command are there, and were made by the command and of the value as they are."""
         if not self.project.has_products(action, unit):
             return False
+        matrix = self.project.matrix_of(action)
+        since = "" if matrix is None else since_of(matrix, run_of(self._config).selection.since)
+        if since and self.project.is_older(action, unit, datetime.fromisoformat(since)):
+            return False  # it was made of the trials of an earlier run
         known = self.known.completed.get(action.name, {}).get(unit)
         return known is None or known[0] != "completed" or known[1] in ("", self.project.key_of(action)(unit))
 
@@ -475,6 +482,7 @@ def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     selection = replace(
         selection_of(action, recipe.recipe, given),
         resume=True,
+        since=since_of(action, given.since),
         triage=TriageSettings(
             table.baseline,
             margin,
@@ -542,11 +550,17 @@ def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     return run
 
 
+def since_of(action: Action, given: str) -> str:
+    """When trials of an action must have begun to be kept: in this run, or the present week."""
+    every = action.table.every
+    return max(given, present(every).isoformat(timespec="milliseconds") if every is not None else "")
+
+
 def _decided_before(recipe: RecipeRun, action: Action, run: Run) -> Mapping[CellKey, str]:
     """What earlier runs and jobs have found of cells that are compared with a baseline, as the status has it."""
     project = Project(recipe.recipe, recipe.project.registry_files)
     found = project.workspace.known.decided.get(action.name)
-    if found is None or found.asked != asked_of_plan(action, run.plan):
+    if run_of(run.config).selection.since or found is None or found.asked != asked_of_plan(action, run.plan):
         return {}
     left = {unit.rpartition("/")[0] for unit, each in project.progress[action.name].items() if each == "not_needed"}
     reasons = ((cell_of(spec), found.cells[spec.cell]) for spec in _first_of_cells(run.plan) if spec.cell in left)
@@ -672,7 +686,9 @@ class CommandItem(pytest.Item):
         action, run, project = self.unit.action, self.run, self.run.project
         value_of, root = project.value_of(action), run.recipe.root
         if not self.is_whole or len(units) < len(self.unit.units):  # else they are a whole group already
-            check_whole(action, [units], project.units(action), value_of)
+            whole = project.whole_group(action, units[0])
+            if len(whole) > 1 and set(whole) != set(units):
+                pytest.skip(f"{len(units)} of a group of {len(whole)}, which runs as a whole only (submit_whole)")
         for unit in units:
             project.folder(action, unit).mkdir(parents=True, exist_ok=True)  # a trial may have no artifacts
         paths, workspace = [run.path_of(action, unit) for unit in units], run.recipe.workspace.path

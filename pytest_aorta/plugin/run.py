@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -467,6 +468,7 @@ class Run:
         self.unreported: list[FinishedTrial] = []
         #: What has interrupted pytest itself, between two phases of an item as well as in one.
         self.interrupted: str | None = None
+        self.interrupted_at = math.inf  # in seconds of ``time.monotonic()``
 
     @cached_property
     def registry(self) -> Registry:
@@ -551,7 +553,7 @@ class Run:
 
     def interrupt(self, why: str) -> None:
         """Start nothing more: pytest itself was interrupted."""
-        self.interrupted = why
+        self.interrupted, self.interrupted_at = why, min(self.interrupted_at, time.monotonic())
         if self.prefetcher is not None:
             self.prefetcher.interrupt(why)
 

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ from pytest_aorta.triage.facts import CellKey, facts_of
 from pytest_aorta.triage.matrix import MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
 from pytest_aorta.triage.reading import MATRIX_JSON
 from pytest_aorta.triage.verdicts import Decisions, Triage
+from pytest_aorta.trials.losses import is_in_doubt, settled, was_perhaps_ended
+from pytest_aorta.trials.records import Failure
 from pytest_aorta.workspace.atomic import remove_abandoned, write_json, write_text
 from pytest_aorta.workspace.paths import HISTORY, REPLAY, TrialPaths
 
@@ -55,6 +58,7 @@ def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> li
         return [(f"gates are not judged, because the run is incomplete: {why}", "")]
     taken = {gate.text for writer in begun for gate in writer.gates}
     lines, hold, excused = [], True, 0
+    verdicts, of_gates = dict[str, list[str]](), set[tuple[str, str]]()
     for writer in (*begun, *(writer for writer in writers if writer not in begun)):
         of = f"{writer.run.action}: " if writer.run.action else ""
         gates = writer.gates if writer in begun else [gate for gate in writer.gates if gate.text not in taken]
@@ -63,24 +67,30 @@ def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> li
         for gate in gates:
             problems = list(problems_of(gate, table))
             hold &= not problems
+            verdicts[f"{of}{gate.text}"] = problems
             lines += [(f"does not hold: {of}{gate.text}: {problem}", "red") for problem in problems]
             if not problems and session.config.get_verbosity() >= 0:
                 lines.append((f"holds: {of}{gate.text}", "green"))
         judged = {"failed", "timeout"} | ({"ok"} if writer.run.expects_failures else set())
         if any(gate.value == "infrastructure" for gate in gates):
             judged |= {"infrastructure", "did not run"}
-        excused += sum(
-            writer.failed[facts.key.workload, facts.trial_id]
-            for cell in writer.triage.cells
-            for facts in cell.finished
-            if facts.outcome in judged
-        )
+        finished = (facts for cell in writer.triage.cells for facts in cell.finished)
+        own = [(facts.key.workload, facts.trial_id) for facts in finished if facts.outcome in judged]
+        excused += sum(writer.failed[each] for each in own)
+        of_gates.update(own)
     others = session.testsfailed - excused
     if others > 0:
         lines.append((f"{counted(others, 'failure')} that no gate judges: not of a trial, or infrastructure", ""))
     elif excused and hold:
         lines.append((f"exit status 0: the gates judge {counted(excused, 'failed trial')}, and hold", ""))
     session.exitstatus = pytest.ExitCode.OK if hold and others <= 0 else pytest.ExitCode.TESTS_FAILED
+    if file := session.config.getoption("xmlpath", None):  # written before, by pytest
+        from pytest_aorta.plugin.junit import follow_gates
+
+        try:
+            follow_gates(session.config.invocation_params.dir / os.path.expanduser(file), verdicts, of_gates)
+        except (OSError, ValueError, SyntaxError) as error:
+            lines.append((f"{file} does not follow the gates: {error}", "red"))
     return lines
 
 
@@ -212,6 +222,8 @@ class TrialWriter:
         self.alike: dict[str, FailedAlike] = {}
         #: What could not be written, and why.
         self.errors: list[str] = []
+        #: Trials that may have been ended with the whole run, and when that was, by ``time.monotonic()``.
+        self._doubtful: list[tuple[float, FinishedTrial]] = []
 
     def _declare(self, plans: Iterable[Plan]) -> None:
         """Cells are shown in the order of the plan, whichever has the first trial."""
@@ -245,9 +257,52 @@ class TrialWriter:
 
     def write(self, trial: FinishedTrial) -> TrialFacts:
         """Write one trial; one that cannot be written is kept elsewhere, and the run goes on."""
+        self._settle()
+        return self._write(trial)
+
+    def _settle(self, *, at_end: bool = False) -> None:
+        """Find out whether what has ended trials was the end of the run.
+
+        Then pytest gets the signal as well, within the time that its sender leaves to processes; else, the trials have
+        failed by themselves. Those of a recipe's job that ended just before pytest are settled with the job.
+        """
+        doubtful, self._doubtful = self._doubtful, []
+        if not doubtful:
+            return
+        from pytest_aorta.workflow import slurm
+        from pytest_aorta.workflow.jobs import JOB_VARIABLE
+
+        now, job = time.monotonic(), os.environ.get("SLURM_JOB_ID")
+        for at, trial in doubtful:
+            why = None
+            if self.run.interrupted_at - at <= self._notice:
+                why = self.run.interrupted
+            elif now - at <= self._notice:
+                if not at_end:
+                    self._doubtful.append((at, trial))
+                    continue
+                if job is not None and JOB_VARIABLE in os.environ:
+                    continue
+                why = None if job is None else slurm.end_of(job)
+            if why is not None or is_in_doubt(trial.result):
+                self._write(replace(trial, result=settled(trial.result, why)), settles=True)
+
+    @cached_property
+    def _notice(self) -> float:
+        """Seconds from the first signal for all processes to the last."""
+        if "SLURM_JOB_ID" not in os.environ:
+            return self.run.selection.limits.grace
+        from pytest_aorta.workflow import slurm
+
+        return slurm.setting("KillWait", 30)
+
+    def _write(self, trial: FinishedTrial, *, settles: bool = False) -> TrialFacts:
         paths = TrialPaths(PurePosixPath(trial.path))
         try:
-            self.store.write(paths, trial.result, resumed=trial.resumed)
+            if settles:
+                self.store.settle(paths, trial.result)
+            else:
+                self.store.write(paths, trial.result, resumed=trial.resumed)
             if self.run.on_record is not None:
                 self.run.on_record(trial.result)
         except OSError as error:
@@ -258,6 +313,9 @@ class TrialWriter:
                 self.errors[-1] += f"; kept in {elsewhere}"
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
+        status, failure = trial.result["exit_status"], trial.result.get("failure")
+        if failure and not (settles or trial.resumed) and was_perhaps_ended(status, Failure(**failure)):
+            self._doubtful.append((time.monotonic(), trial))
         if not trial.resumed and trial.result["workload"] not in self._understood:
             target = ((trial.result.get("request") or {}).get("workload") or {}).get("target", "")
             terminal = self.run.config.pluginmanager.get_plugin("terminalreporter")
@@ -267,11 +325,12 @@ class TrialWriter:
                     terminal.ensure_newline()
                     terminal.write_line(understood(trial.result))
         facts = facts_of(trial.result, trial.path, self.triage.settings.signatures)
-        self.summary.add(trial, facts.key)
+        if not settles:
+            self.summary.add(trial, facts.key)
         if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
             return facts
         self._decide(facts)
-        if (watcher := self.run.config.stash.get(WATCHER, None)) is not None:
+        if (watcher := self.run.config.stash.get(WATCHER, None)) is not None and not settles:
             cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
             watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
         self.matrix.trial_is_over()
@@ -315,7 +374,6 @@ class TrialWriter:
         if found is None:
             return None
         from pytest_aorta.launch.record import logs_in, lost_record
-        from pytest_aorta.trials.records import Failure
 
         spec, paths = found
         self.store.make_room(paths)
@@ -365,6 +423,7 @@ class TrialWriter:
             if found is not None and found[1].file not in self.store.written:
                 why = self.run.interrupted or "the run ended before the trial"
                 self.write_lost(nodeid, f"interrupted: {why}")
+        self._settle(at_end=True)
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
         if self.decisions is not None and self.run.on_decided is not None:

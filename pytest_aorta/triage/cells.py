@@ -85,7 +85,7 @@ class CellStatistics:
     @property
     def did_not_run(self) -> bool:
         """Whether no trial has come to its main work, of those that were not interrupted."""
-        return self.count("did not run") > 0 and self.count("did not run", "interrupted") == self.total
+        return self.count("did not run") > 0 and self.count("did not run", "interrupted", "in doubt") == self.total
 
     @property
     def rate(self) -> float | None:

@@ -210,6 +210,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("", lambda row: row.cell.count("timeout") or "", "Timeouts", formats=("markdown",)),
     Column("", lambda row: row.cell.count("infrastructure") or "", "Infrastructure", formats=("markdown",)),
     Column("", lambda row: row.cell.count("interrupted") or "", "Interrupted", formats=("markdown",)),
+    Column("", lambda row: row.cell.count("in doubt") or "", "In doubt", formats=("markdown",)),
     Column("", lambda row: row.cell.count("did not run") or "", "Did not run", formats=("markdown",)),
     Column("error_rate", lambda row: row.cell.count("infrastructure", "did not run") / row.cell.total
            if row.cell.total else None),

@@ -12,12 +12,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.settings import OPTION
 from pytest_aorta.triage.signatures import Signature, bounded, shown, signature_of
-from pytest_aorta.trials.losses import did_not_run, met_full_disk, obstacle_of, shared_event, was_interrupted
+from pytest_aorta.trials.losses import (
+    did_not_run,
+    is_in_doubt,
+    met_full_disk,
+    obstacle_of,
+    shared_event,
+    was_interrupted,
+)
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
 WARM_UP = 0.1
@@ -38,12 +45,12 @@ _DEVICES = (
 _CRASHES = ("exception", "signal", "exit_code", "timeout", "stall", "rank")
 
 #: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it:
-#: they are losses, and so is ``interrupted``.
-Outcome = Literal["ok", "failed", "timeout", "infrastructure", "interrupted", "did not run"]
-OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "timeout", "infrastructure", "interrupted", "did not run")
+#: they are losses, and so are ``interrupted``, and ``in doubt``: by a signal that may have been the end of its job.
+Outcome = Literal["ok", "failed", "timeout", "infrastructure", "interrupted", "in doubt", "did not run"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 FAILURES: tuple[Outcome, ...] = ("failed", "timeout")
 COUNTED: tuple[Outcome, ...] = ("ok", "failed", "timeout")
-LOSSES: tuple[Outcome, ...] = ("infrastructure", "interrupted", "did not run")
+LOSSES: tuple[Outcome, ...] = ("infrastructure", "interrupted", "in doubt", "did not run")
 
 
 @dataclass(frozen=True)
@@ -413,6 +420,8 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     status = record["exit_status"]
     if status == "infrastructure_failed" and was_interrupted(record):
         return "interrupted"
+    if is_in_doubt(record):
+        return "in doubt"
     if did_not_run(record):
         return "did not run"
     if status == "infrastructure_failed" or met_full_disk(record):

@@ -35,6 +35,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 #: ``VALUE``, ``VALUE(CELL)``, or either in ``upper(...)`` or ``lower(...)``; then how it compares with what.
+#: ``VALUE_upper`` is ``upper(VALUE)``.
 _GATE = re.compile(
     r"(?:(?P<bound>upper|lower)\s*\(\s*)?(?P<value>[A-Za-z_]\w*)\s*(?:\(\s*(?P<cell>[^()<>!]*[^()<>!\s])\s*\)\s*)?"
     rf"(?(bound)\)\s*)(?P<comparison>{'|'.join(_COMPARE)})\s*(?P<operand>.+)"
@@ -72,6 +73,8 @@ def parse_gate(text: str) -> Gate:
             "failure_rate<=0.02 or verdict(omp_1)==fixes"
         )
     bound, value, cell, comparison, given = found.groups()
+    if bound is None and (ending := re.fullmatch(r"(\w+)_(upper|lower)", value)):  # failure_rate_upper
+        value, bound = ending.groups()
     if value not in VALUES:
         raise ValueError(f"one of {', '.join(VALUES)}, not {value!r}")
     if bound and value not in _WITH_INTERVAL:

@@ -695,7 +695,7 @@ def nodes_of(trials: Iterable[TrialFacts], margin: float = SPEED_MARGIN) -> list
     """All nodes by name; empty where there are not two. ``margin``: of step times, see ``TriageSettings``."""
     table: dict[CellKey, dict[str, list[TrialFacts]]] = {}
     for facts in trials:
-        if facts.place.host is not None and facts.outcome != "interrupted":
+        if facts.place.host is not None and facts.outcome not in ("interrupted", "in doubt"):
             table.setdefault(facts.key, {}).setdefault(facts.place.host, []).append(facts)
     left = {name for row in table.values() for name in row}
     family = len(left) * _QUESTIONS

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.trials.outcome import BEFORE_WORK, CANNOT_JUDGE, HOST_DIED, INTERRUPTED, NO_HOST
+
+if TYPE_CHECKING:
+    from pytest_aorta.trials.records import Failure
+    from pytest_aorta.trials.result import ExitStatus
 
 _SHARED = re.compile("|".join(map(re.escape, (INTERRUPTED, HOST_DIED, NO_HOST))))
 
@@ -16,6 +21,35 @@ _FULL_DISK = re.compile(r"\[Errno (28|122)\] ")
 
 def was_interrupted(record: Mapping[str, Any]) -> bool:
     return ((record.get("failure") or {}).get("message") or "").startswith(INTERRUPTED)
+
+
+#: Signals that end all processes of a job, or of a session, and the exit codes by which shells name them.
+_ENDINGS = ("SIGHUP", "SIGINT", "SIGKILL", "SIGTERM")
+_ENDING_CODES = tuple(128 + signal.Signals[name] for name in _ENDINGS)
+
+
+def was_perhaps_ended(status: ExitStatus, failure: Failure | None) -> bool:
+    """Whether what has ended this trial may have been meant for all processes of its run."""
+    if failure is None or status != "workload_failed" or failure.kind not in ("signal", "exit_code"):
+        return False
+    return failure.signal in _ENDINGS or failure.exit_code in _ENDING_CODES
+
+
+def is_in_doubt(record: Mapping[str, Any]) -> bool:
+    return bool((record.get("failure") or {}).get("in_doubt"))
+
+
+def settled(record: Mapping[str, Any], why: str | None, *, name: str = "") -> dict[str, Any]:
+    """A record about which there is no doubt any more.
+
+    ``why``: what has ended its run, and with it the trial; ``None`` where it has failed by itself, ``name``: of what.
+    """
+    failure = {**record["failure"], "in_doubt": None}
+    if why is not None:
+        return {**record, "exit_status": "infrastructure_failed", "failure": {**failure, "message": INTERRUPTED + why}}
+    if name and not failure["message"].startswith(name):
+        failure["message"] = f"{name}: {failure['message']}"
+    return {**record, "failure": failure}
 
 
 def did_not_run(record: Mapping[str, Any]) -> bool:
@@ -44,7 +78,8 @@ def met_full_disk(record: Mapping[str, Any]) -> bool:
 
 
 def is_lost(record: Mapping[str, Any]) -> bool:
-    return did_not_run(record) or record["exit_status"] == "infrastructure_failed" or met_full_disk(record)
+    is_infrastructure = record["exit_status"] == "infrastructure_failed" or is_in_doubt(record)
+    return did_not_run(record) or is_infrastructure or met_full_disk(record)
 
 
 def shared_event(record: Mapping[str, Any]) -> str | None:
@@ -62,6 +97,8 @@ def shared_event(record: Mapping[str, Any]) -> str | None:
     place = record.get("host") if job is None else f"job {job}"
     if met_full_disk(record):
         return f"no space left on {place}"
+    if is_in_doubt(record):
+        return f"perhaps the end of {place}"
     if found := _SHARED.match(message):
         text = message if found[0] == INTERRUPTED else message[found.end() :]
         return text if job is None else f"{text} ({place})"

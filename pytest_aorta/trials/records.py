@@ -140,9 +140,10 @@ class Failure:
     """Why a trial or a rank is not ``ok``, or what went wrong in its cleanup.
 
     ``at``: when it was noticed, in seconds of ``time.time()``; ``None`` where only the end of a process shows it.
-    ``confidence``: of a trial with ranks, how sure it is that it comes from ``rank``; ``unknown`` where no rank is
-    named. ``evidence``: what that is concluded from. ``infrastructure``: true for an exception of ``run()`` that says
-    nothing about the workload, as its class has it.
+    ``in_doubt``: of a trial in a batch job that a signal has ended, as long as it is not known whether that was the end
+    of the job. ``confidence``: of a trial with ranks, how sure it is that it comes from ``rank``; ``unknown`` where no
+    rank is named. ``evidence``: what that is concluded from. ``infrastructure``: true for an exception of ``run()``
+    that says nothing about the workload, as its class has it.
     """
 
     phase: Phase
@@ -158,6 +159,7 @@ class Failure:
     confidence: Confidence | None = None
     evidence: str | None = None
     infrastructure: bool | None = None
+    in_doubt: bool | None = None
 
     @property
     def is_late(self) -> bool:

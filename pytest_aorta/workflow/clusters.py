@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.recipe import Action, NonNegativeWhole, OneOf, PositiveWhole, Resources, Table, parse_tables
@@ -40,6 +40,12 @@ def _megabytes(size: str) -> float:
 
 def _size(text: str) -> str:
     _megabytes(text)
+    return text
+
+
+def _scheduler(text: str) -> str:
+    if text not in ("bash", "slurm") and not text.startswith("psij:"):
+        raise ValueError("expected 'bash', 'slurm', or one that PSI/J knows, such as 'psij:pbs'")
     return text
 
 
@@ -74,6 +80,15 @@ class Partition(Table):
     prevent_auto_select: bool = False
     account_suffix: Line | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _in_mb(cls, content: Any) -> Any:
+        """``memory_per_cpu_mb = 1970`` is ``memory_per_cpu = "1970M"``."""
+        if not isinstance(content, Mapping):
+            return content
+        names = {f"{name}_mb": name for name in ("memory_per_cpu", "memory_per_gpu")}
+        return {names.get(key, key): f"{value}M" if key in names else value for key, value in content.items()}
+
     def reasons_against(self, resources: Resources, directories: int) -> Iterator[str]:
         cpus, gpus = resources.total_cpus(directories), resources.total_gpus(directories)
         if self.maximum_cpus_per_job is not None and cpus > self.maximum_cpus_per_job:
@@ -86,13 +101,9 @@ class Partition(Table):
             yield "no GPUs" if self.maximum_gpus_per_job == 0 else f"at most {self.maximum_gpus_per_job} GPUs"
         if self.require_gpus_multiple_of and (gpus == 0 or gpus % self.require_gpus_multiple_of):
             yield f"GPUs in multiples of {self.require_gpus_multiple_of}"
-        memory = resources.memory
-        for what, asked, limit in (
-            ("CPU", memory and memory.per_cpu_mb, self.memory_per_cpu),
-            ("GPU", memory and memory.per_gpu_mb, self.memory_per_gpu),
-        ):
-            if asked and limit is not None and asked > _megabytes(limit):
-                yield f"at most {limit} of memory per {what}, not {asked}M"
+        for what, asked, most in self._memory(resources):
+            if asked > _megabytes(most):
+                yield f"at most {most} of memory per {what}, not {asked}M"
 
     def warnings(self, resources: Resources, directories: int) -> Iterator[str]:
         """What it would rather have, such as a number of CPUs that leaves no part of a node idle."""
@@ -101,6 +112,19 @@ class Partition(Table):
             yield f"partition {self.name}: {cpus} CPUs are no multiple of {self.warn_cpus_not_multiple_of}"
         if self.warn_gpus_not_multiple_of and (gpus == 0 or gpus % self.warn_gpus_not_multiple_of):
             yield f"partition {self.name}: {gpus} GPUs are no multiple of {self.warn_gpus_not_multiple_of}"
+        for what, asked, most in self._memory(resources):
+            if asked < _megabytes(most):
+                yield f"partition {self.name}: {asked}M of memory per {what} is asked for, and {most} would be there"
+
+    def _memory(self, resources: Resources) -> Iterator[tuple[str, int, str]]:
+        """What is asked for and limited: of which part, how many MB, and the limit."""
+        memory = resources.memory
+        for what, asked, most in (
+            ("CPU", memory and memory.per_cpu_mb, self.memory_per_cpu),
+            ("GPU", memory and memory.per_gpu_mb, self.memory_per_gpu),
+        ):
+            if asked and most is not None:
+                yield what, asked, most
 
 
 class Cluster(Table):
@@ -108,9 +132,10 @@ class Cluster(Table):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     identify: Identify
-    scheduler: Literal["bash", "slurm"]
+    scheduler: Annotated[str, AfterValidator(_scheduler)]
     partition: tuple[Partition, ...] = ()
     submit_options: tuple[Line, ...] = ()
+    slurm_gpus_per_task: Line = "--gpus-per-task="
     array_throttle: PositiveWhole | None = None
     maximum_array_size: PositiveWhole = 1000
 

@@ -10,6 +10,13 @@ from pytest_aorta.settings import RequestError
 #: Searched for from the working directory upwards; the second is Row's.
 FILE_NAMES = ("aorta.toml", "workflow.toml")
 
+#: What Row reads as well, later versions of it included.
+FILES_OF_ROW = ("workflow.toml", "clusters.toml", "launchers.toml")
+
+
+class UnknownKey(UserWarning):
+    """A key that nothing is known of."""
+
 
 def is_sweep(file: Path) -> bool:
     """Whether a file looks like a sweep recipe of AORTA's."""

@@ -7,13 +7,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 
 from pytest_aorta.common.conditions import Json, element, sorted_by
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.recipe import Action, Group, Recipe, Resources, takes_all
 
 #: A directory's name to its value.
@@ -27,8 +26,17 @@ def included(group: Group, directories: Sequence[str], value_of: ValueOf) -> lis
     return [name for name in directories if any(one.selects(value_of(name), name) for one in group.include)]
 
 
-def grouped(group: Group, directories: Sequence[str], value_of: ValueOf, *, of_trials: bool = False) -> list[list[str]]:
+def grouped(
+    group: Group,
+    directories: Sequence[str],
+    value_of: ValueOf,
+    is_left: Callable[[str], bool] = lambda name: True,
+    *,
+    of_trials: bool = False,
+) -> Iterator[list[str]]:
     """Groups of the given directories: sorted by name, then by key, split where keys differ, then by size.
+
+    ``is_left``: whether a directory is still to be in one; asked only as far as groups are taken.
 
     ``of_trials``: the directories are trials, ``CELL/INDEX``. They are sorted by rounds instead of names, and each
     group gets as many trials of each cell as any other, unless there are keys to sort by: a group runs on a node of its
@@ -43,11 +51,15 @@ def grouped(group: Group, directories: Sequence[str], value_of: ValueOf, *, of_t
         names.reverse()
     size = group.maximum_size or max(1, len(names))
     if of_trials and not keys:
-        return _mixed(names, size)
+        yield from _mixed(names, size)
+        return
     parts = [names]
     if group.split_by_sort_key:
         parts = [list(part) for _, part in groupby(names, key=lambda name: _hashable(keys.get(name, [])))]
-    return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
+    for part in parts:
+        left = filter(is_left, part)
+        while names := list(islice(left, size)):
+            yield names
 
 
 def _round(unit: str) -> tuple[int, str]:
@@ -90,19 +102,10 @@ def _hashable(key: Json) -> object:
     return tuple(map(_hashable, key)) if isinstance(key, list) else (isinstance(key, bool), key)
 
 
-def check_whole(action: Action, eligible: Sequence[Sequence[str]], units: Sequence[str], value_of: ValueOf) -> None:
-    """With ``submit_whole``, each eligible group has to be one of those that all included units form."""
+def whole_groups(action: Action, units: Sequence[str], value_of: ValueOf) -> list[list[str]]:
+    """The groups that all included units of an action form."""
     group = action.table.group
-    if not group.submit_whole:
-        return
-    included_units = included(group, units, value_of)
-    whole = {frozenset(names) for names in grouped(group, included_units, value_of, of_trials=action.is_matrix)}
-    for names in eligible:
-        if frozenset(names) not in whole:
-            raise RecipeError(
-                f"action {action.name!r} has submit_whole, and the group of {names[0]!r} with {len(names)} directories "
-                "is only a part of a whole one; select all of its directories, or wait until all are eligible"
-            )
+    return list(grouped(group, included(group, units, value_of), value_of, of_trials=action.is_matrix))
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,8 @@ def command_units(recipe: Recipe, action: Action, units: Sequence[str], value_of
             both = set(names) & set(included(other.table.group, units, value_of))
             if both:
                 raise RequestError(
-                    f"action {action.name!r} includes directory {min(both)!r}, and so does the action of the same "
-                    f"name in line {other.line}"
+                    f"{min(both)!r} would be run multiple times: the action {action.name!r} of line {other.line} "
+                    "includes it as well; the groups of one name must not overlap"
                 )
     except RequestError as error:
         raise recipe.error(action, str(error)) from None

@@ -8,6 +8,7 @@ answer that was lost can be looked up, and nothing is submitted twice.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,9 +16,9 @@ from pathlib import Path
 from pydantic import BaseModel, Field, PrivateAttr
 
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.clusters import Configuration
 from pytest_aorta.workflow.recipe import Recipe
+from pytest_aorta.workflow.schedulers import scheduler_of
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workspace.atomic import locked, write_text
 
@@ -55,7 +56,8 @@ class Job(BaseModel):
     """A submission.
 
     ``name``: of the job in the scheduler, which no other job has. ``number``: that the scheduler has given it, as soon
-    as it is known. ``refused``: why the scheduler does not have it. Several tasks are an array.
+    as it is known. ``refused``: why the scheduler does not have it. Several tasks are an array. ``printed``: where what
+    they print goes, from the folder of the recipe, with SLURM's patterns; by default, to their folder.
     """
 
     version: int = 1
@@ -68,6 +70,7 @@ class Job(BaseModel):
     created: float = Field(default_factory=time.time)
     number: str | None = None
     refused: str | None = None
+    printed: str | None = None
     _folder: Path | None = PrivateAttr(None)  # where it was found: a project may be mounted elsewhere, or be moved
 
     @property
@@ -79,7 +82,10 @@ class Job(BaseModel):
         return self.refused is None and not all(task.is_over for task in self.tasks)
 
     def output(self, task: int) -> Path:
-        return self.folder / f"output-{task}.txt"
+        if self.printed is None:
+            return self.folder / f"output-{task}.txt"
+        known = {"%j": self.identity(task), "%A": self.number or "", "%a": str(task), "%x": self.name}
+        return self.folder.parents[2] / re.sub("%[jAax]", lambda found: known[found[0]], self.printed)
 
     def tasks_of(self, action: str, unit: str) -> list[int]:
         """The tasks that work on a unit of an action."""
@@ -108,7 +114,10 @@ class Job(BaseModel):
             (self.folder / f"over-{task}").touch()
 
     def noted(self, word: str, task: int) -> list[str]:
-        """What follows a word in the log of a task: ``started`` and a unit, ``status`` of a command, ``stopped``."""
+        """What follows a word in the log of a task.
+
+        ``started`` and a trial; ``began``, the number of a command, and a host; ``status`` of one; ``stopped``.
+        """
         with contextlib.suppress(OSError):
             text = (self.folder / log_of(task)).read_text(encoding="utf-8", errors="replace")
             lines = (line.partition(" ") for line in text.split("\n")[:-1])  # whole ones
@@ -190,27 +199,31 @@ def reconcile(
         # Those of this name, else all that may answer here.
         known = {each.name: each.identify for each in reversed(clusters)}
         elsewhere = {name for name, it in known.items() if it.by_environment and not it.matches()}
-        here = [job for job in jobs if job.scheduler == "slurm" and job.cluster not in elsewhere]
+        here = [job for job in jobs if job.scheduler != "bash" and job.cluster not in elsewhere]
         if cluster is not None:
-            here = [job for job in jobs if job.scheduler == "slurm" and job.cluster == cluster]
+            here = [job for job in jobs if job.scheduler != "bash" and job.cluster == cluster]
         latest = time.time() if is_submitting else time.time() - _NUMBER_WITHIN
-        lost = [job for job in here if job.number is None and job.created <= latest]
-        try:
-            numbers = slurm.numbers_of({job.name for job in lost}) if lost else {}
-            for job in lost:
-                job.number = numbers.get(job.name)
-                if job.number is None:
-                    job.forbid()  # should it come after all, it does nothing
-                    job.refused = "the scheduler does not have it"
-                job.save()
-            states = slurm.states([job.number for job in here if job.number is not None])
-        except RequestError as error:
-            open_tasks = sum(not task.is_over for job in here for task in job.tasks)
-            problems.append(f"{error}; the states of {open_tasks} submitted jobs are those that were last known")
-        else:
-            for job in here:
-                if job.number is not None:
-                    _update(job, states, settle, problems)
+        for name in dict.fromkeys(job.scheduler for job in here):
+            own = [job for job in here if job.scheduler == name]
+            lost = [job for job in own if job.number is None and job.created <= latest]
+            try:
+                scheduler = scheduler_of(name)
+                numbers = scheduler.find({job.name for job in lost}) if lost else {}
+                for job in lost:
+                    job.number = numbers.get(job.name)
+                    if job.number is None:
+                        job.forbid()  # should it come after all, it does nothing
+                        job.refused = "the scheduler does not have it"
+                    job.save()
+                tasks = [(job, number) for job in own if job.number is not None for number in range(len(job.tasks))]
+                states = scheduler.states([job.identity(task) for job, task in tasks if not job.tasks[task].is_over])
+            except RequestError as error:
+                open_tasks = sum(not task.is_over for job in own for task in job.tasks)
+                problems.append(f"{error}; the states of {open_tasks} submitted jobs are those that were last known")
+            else:
+                for job in own:
+                    if job.number is not None:
+                        _update(job, states, settle, problems)
     return jobs, problems
 
 

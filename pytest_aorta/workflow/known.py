@@ -1,8 +1,12 @@
-"""What is known of a workspace without looking at all of its files: one cache, and journals of what runs complete.
+"""What is known of a workspace without looking at all of its files: one index, and journals of what runs complete.
 
-``state.json`` holds everything. A process that runs actions appends to a journal of its own in ``staged/``; a line is
-one write, so that ``kill -9`` loses at most the last one. The next reader folds the journals that have ended into the
-cache. All of it can be made again from records and products (``pytest-aorta scan``), but for failures of commands.
+``index.sqlite`` holds everything, by directory. A process that runs actions appends to a journal of its own in
+``staged/``; a line is one write, so that ``kill -9`` loses at most the last one. The next reader folds the journals
+that have ended into the index. All of it can be made again from records and products (``pytest-aorta scan``), but for
+failures of commands.
+
+The index is one file with SQLite's rollback journal: its write-ahead log needs memory that processes share, which
+network file systems do not have.
 """
 
 from __future__ import annotations
@@ -13,10 +17,14 @@ import fcntl
 import hashlib
 import json
 import os
+import resource
+import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import Self
@@ -24,9 +32,35 @@ from typing_extensions import Self
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.workflow.recipe import Recipe
-from pytest_aorta.workspace.atomic import locked, write_text
+from pytest_aorta.workspace.atomic import locked
 
-_STATE, _JOURNALS = "state.json", "staged"
+#: The second is that of earlier versions, which is read once.
+_INDEX, _STATE, _JOURNALS = "index.sqlite", "state.json", "staged"
+
+_VERSION = 2
+
+_SCHEMA = f"""
+CREATE TABLE completed (action, unit, outcome TEXT, key TEXT, PRIMARY KEY (action, unit)) WITHOUT ROWID;
+CREATE TABLE outputs (action, unit, text, PRIMARY KEY (action, unit)) WITHOUT ROWID;
+CREATE TABLE requests (key TEXT PRIMARY KEY, request TEXT) WITHOUT ROWID;
+CREATE TABLE decided (action PRIMARY KEY, decision TEXT) WITHOUT ROWID;
+CREATE TABLE folded (name PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE directories (name PRIMARY KEY, modified INTEGER, size INTEGER, value TEXT) WITHOUT ROWID;
+CREATE TABLE of_file (value_file);
+PRAGMA user_version = {_VERSION};
+"""
+
+#: Seconds that a process may have to wait for another one that writes.
+_PATIENCE = 60.0
+
+#: Directories that a thread looks at before it is given others.
+_AT_ONCE = 200
+
+#: Directories whose values are looked up one by one.
+_FEW = 50
+
+#: So many times per directory has a look to wait for others to be worth a thread.
+_WAITS = 0.5
 
 #: Bytes of a line of a journal; a longer one says nothing, and is not held in memory.
 _LONGEST = 2**24
@@ -63,7 +97,7 @@ class Decision(BaseModel):
 
 
 class Known(BaseModel):
-    """The content of ``state.json``; a line of a journal has what is new."""
+    """What is known of units; a line of a journal has what is new. So had ``state.json`` of earlier versions."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -75,18 +109,21 @@ class Known(BaseModel):
     outputs: dict[str, dict[str, str]] = Field(default_factory=dict)
     #: Journals that are in it, and are still there when a reader was killed.
     folded: list[str] = Field(default_factory=list)
-    #: Directory to time of modification, size and content of its value file.
+    #: Of earlier versions: directory to time of modification, size and content of its value file.
     value_file: str | None = None
     values: dict[str, tuple[int, int, Any]] = Field(default_factory=dict)
 
-    def add(self, new: Known) -> None:
-        """Take completions, requests and decisions over; they replace what was known of the same units."""
+    def add(self, new: Known, *, forgets: bool = True) -> None:
+        """Take completions, requests and decisions over; they replace what was known of the same units.
+
+        ``forgets``: whether nothing is kept of units that have no completion any more, not even that.
+        """
         self.requests.update(new.requests)
         for action, units in new.completed.items():
             own = self.completed.setdefault(action, {})
             for unit, completion in units.items():
                 self.outputs.get(action, {}).pop(unit, None)
-                if completion is None:
+                if completion is None and forgets:
                     own.pop(unit, None)
                 else:
                     own[unit] = completion
@@ -169,37 +206,59 @@ def _has_ended(journal: Path) -> bool:
     return False
 
 
+#: Time of modification in ns, size, and content of a value file.
+_Value = tuple[int, int, str]
+
+
+def _stored(name: str) -> str | bytes:
+    """As it is in the index: names of files may be no text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "surrogateescape")
+    return name
+
+
+def _read(name: str | bytes) -> str:
+    return name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")
+
+
 class Workspace:
     """What is known of the workspace of a recipe: nothing but what is looked up on disk, unless it is ``from_cache``.
 
-    ``damaged``: files of the index that could not be read, with the reason; what they had said is missing.
+    ``only``: directories that are asked for, where nothing is to be known of others. ``damaged``: files of the index
+    that could not be read, with the reason; what they had said is missing.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, only: Collection[str] | None = None) -> None:
         self._recipe = recipe
+        self._only = only
         self._index = recipe.index
         self._folder, self._value_file = str(recipe.directories), str(recipe.workspace.value_file or "")
         self._names: list[str] | None = None
         self._digests: dict[str, str | None] = {}
-        self._is_new = False
+        #: As the index has them, unread as long as it is ``None``; those that it has to be given; and their contents.
+        self._values: dict[str, _Value] | None = {}
+        self._new: dict[str, _Value] = {}
+        self._parsed: dict[str, Any] = {}
+        self._has_all = False
         self.damaged: dict[str, str] = {}
         self.known = Known()
 
     @classmethod
-    def from_cache(cls, recipe: Recipe) -> Self:
-        """With the cache and the journals; those that have ended are folded into it, where it can be written.
+    def from_cache(cls, recipe: Recipe, only: Collection[str] | None = None) -> Self:
+        """With the index and the journals; those that have ended are folded into it, where it can be written.
 
         An edited value file is seen by a scan only.
         """
-        found = cls(recipe)
-        if found._journals():
+        found = cls(recipe, only)
+        found._values = None
+        if found._journals() or (found._index / _STATE).exists():
             with locked(found._index):
                 growing = found._fold()
             found._add(growing, growing=True)
         else:
             found._load()
-        if found.known.value_file != str(recipe.workspace.value_file):
-            found.known.value_file, found.known.values = str(recipe.workspace.value_file), {}
         return found
 
     def _journals(self) -> list[Path]:
@@ -213,31 +272,138 @@ class Workspace:
     def is_growing(self) -> bool:
         return not all(map(_has_ended, self._journals()))
 
-    def _load(self) -> None:
-        self.known = Known()
+    # The file
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+        """One state of the index, ``None`` where there is none; what is wrong with it is noted, and then it is none."""
+        file = self._index / _INDEX
         try:
-            self.known = Known.model_validate(json.loads((self._index / _STATE).read_bytes()))
+            with file.open("rb") as opened:
+                if not opened.read(16).startswith(b"SQLite format 3"):
+                    raise sqlite3.DatabaseError
+            # "rw": what a killed writer has left has to be undone.
+            with contextlib.closing(_connected(file, "rw")) as found:
+                if found.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+                    raise sqlite3.DatabaseError
+                found.execute("BEGIN")
+                yield found
+                return
         except (FileNotFoundError, NotADirectoryError):
             pass
+        except OSError as error:
+            self.damaged[_INDEX] = f"cannot be read: {error.strerror}"
+        except sqlite3.OperationalError as error:
+            self.damaged[_INDEX] = f"cannot be read: {error}"
+        except sqlite3.DatabaseError:
+            self.damaged[_INDEX] = "is damaged, or of another version"
+        yield None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A change of the index as a whole, which is made where it is not there, or damaged; raises ``OSError``."""
+        file = self._index / _INDEX
+        try:
+            if _INDEX in self.damaged or not file.exists():
+                self._index.mkdir(parents=True, exist_ok=True)
+                temporary = self._index / f".{_INDEX}.{os.urandom(8).hex()}.tmp"
+                try:
+                    with contextlib.closing(_connected(temporary, "rwc")) as made:
+                        made.executescript(_SCHEMA)
+                    os.replace(temporary, file)
+                finally:
+                    temporary.unlink(missing_ok=True)
+            with contextlib.closing(_connected(file, "rw")) as found:
+                found.execute("BEGIN IMMEDIATE")
+                yield found
+                found.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise OSError(errno.EIO, str(error), str(file)) from None
+
+    def _load(self) -> None:
+        self.known = Known()
+        with self._reading() as found:
+            if found is not None:
+                self._load_from(found)
+        if not (self._index / _STATE).is_file():
+            return
+        try:
+            earlier = Known.model_validate(json.loads((self._index / _STATE).read_bytes()))
         except OSError as error:
             self.damaged[_STATE] = f"cannot be read: {error.strerror}"
         except (ValueError, RecursionError):
             self.damaged[_STATE] = "is damaged, or of another version"
+        else:
+            earlier.add(self.known)
+            self.known = earlier
+
+    def _load_from(self, found: sqlite3.Connection) -> None:
+        query = "SELECT unit, outcome, key FROM completed WHERE action = ?"
+        if self._only is None:
+            actions = [each for (each,) in found.execute("SELECT DISTINCT action FROM completed")]
+            rows = {each: found.execute(query, (each,)).fetchall() for each in actions}
+        else:
+            names = [(action, _stored(name)) for action in self._recipe.by_name for name in self._only]
+            rows = {}
+            for action, name in names:
+                rows.setdefault(action, []).extend(found.execute(f"{query} AND unit = ?", (action, name)))
+        known = self.known
+        known.completed = {_read(action): {_read(u): (o, k) for u, o, k in units} for action, units in rows.items()}
+        for key, request in found.execute("SELECT key, request FROM requests"):
+            known.requests[key] = Request.model_validate_json(request)
+        for action, decision in found.execute("SELECT action, decision FROM decided"):
+            known.decided[_read(action)] = Decision.model_validate_json(decision)
+        for action, unit, text in found.execute("SELECT action, unit, text FROM outputs"):
+            known.outputs.setdefault(_read(action), {})[_read(unit)] = _read(text)
+        known.folded = [_read(name) for (name,) in found.execute("SELECT name FROM folded")]
+
+    def _apply(self, found: sqlite3.Connection, new: Known) -> None:
+        for action, units in new.completed.items():
+            own = _stored(action)
+            found.executemany("DELETE FROM outputs WHERE action = ? AND unit = ?", ((own, _stored(it)) for it in units))
+            gone = [(own, _stored(unit)) for unit, each in units.items() if each is None]
+            found.executemany("DELETE FROM completed WHERE action = ? AND unit = ?", gone)
+            there = [(own, _stored(unit), *each) for unit, each in units.items() if each is not None]
+            found.executemany("REPLACE INTO completed VALUES (?, ?, ?, ?)", there)
+        for action, texts in new.outputs.items():
+            rows = [(_stored(action), _stored(unit), _stored(text)) for unit, text in texts.items()]
+            found.executemany("REPLACE INTO outputs VALUES (?, ?, ?)", rows)
+        requests = [(key, each.model_dump_json()) for key, each in new.requests.items()]
+        found.executemany("REPLACE INTO requests VALUES (?, ?)", requests)
+        found.execute("DELETE FROM requests WHERE key NOT IN (SELECT key FROM completed)")
+        for action in new.decided:
+            decision = self.known.decided[action].model_dump_json()
+            found.execute("REPLACE INTO decided VALUES (?, ?)", (_stored(action), decision))
+
+    def _note_folded(self, found: sqlite3.Connection, journals: Iterable[Path]) -> None:
+        found.execute("DELETE FROM folded")
+        found.executemany("INSERT INTO folded VALUES (?)", ((_stored(path.name),) for path in journals))
 
     def _fold(self) -> list[Path]:
+        """Read the index, and bring the journals that have ended into it; those that have not."""
         self._load()
         found = self._journals()
         ended = [path for path in found if _has_ended(path)]
-        self._add(ended)
+        has_earlier = (self._index / _STATE).exists()
+        new = self.known.model_copy(deep=True) if has_earlier else Known()
+        new.add(self._add(ended), forgets=False)
         self.known.folded = [path.name for path in ended]
-        if ended and not self.damaged:  # else they stay until a scan has found what is missing
+        if (ended or has_earlier) and not self.damaged:  # else they stay until a scan has found what is missing
             with contextlib.suppress(OSError):
-                self._write(self.known)
+                self._write(new, ended)
                 for path in ended:
                     path.unlink(missing_ok=True)
         return [path for path in found if path not in ended]
 
-    def _add(self, journals: Iterable[Path], *, growing: bool = False) -> None:
+    def _write(self, new: Known, folded: Iterable[Path]) -> None:
+        with self._writing() as found:
+            self._apply(found, new)
+            self._note_folded(found, folded)
+        (self._index / _STATE).unlink(missing_ok=True)
+
+    def _add(self, journals: Iterable[Path], *, growing: bool = False) -> Known:
+        """Take in what journals say; what is new of that."""
+        new = Known()
         for journal in journals:
             if journal.name in self.known.folded:
                 continue
@@ -249,7 +415,9 @@ class Workspace:
                             break  # its writer was killed, or is writing it now
                         try:
                             if line.strip():
-                                self.known.add(Known.model_validate(json.loads(line)))
+                                said = Known.model_validate(json.loads(line))
+                                self.known.add(said)
+                                new.add(said, forgets=False)
                         except (ValueError, RecursionError):
                             bad += 1
             except FileNotFoundError:  # folded by another reader in the meantime
@@ -259,25 +427,35 @@ class Workspace:
             if bad and not growing:  # it is named when it has ended
                 lines = f"{bad:,} line{'s' * (bad > 1)}"
                 self.damaged[f"{_JOURNALS}/{journal.name}"] = f"has {lines} that cannot be read"
-
-    def _write(self, looked_up: Known) -> None:
-        self.known = self.known.model_copy(update={"value_file": looked_up.value_file, "values": looked_up.values})
-        used = {each[1] for units in self.known.completed.values() for each in units.values() if each is not None}
-        self.known.requests = {key: each for key, each in self.known.requests.items() if key in used}
-        write_text(self._index / _STATE, self.known.text())
+        return new
 
     def save(self) -> None:
         """Keep what was looked up, for the next process; what others have completed in the meantime stays."""
-        if not self._is_new:
+        if not self._new and not self._has_all:
             return
         with contextlib.suppress(OSError):
             self._index.mkdir(exist_ok=True)
             with locked(self._index):
-                latest = Workspace(self._recipe)
-                latest._load()
-                if not latest.damaged:
-                    latest._write(self.known)
-                    self._is_new = False
+                damaged = dict(self.damaged)
+                with self._reading():
+                    pass
+                if _INDEX not in self.damaged:
+                    with self._writing() as found:
+                        self._write_values(found)
+                self.damaged = damaged
+
+    def _write_values(self, found: sqlite3.Connection) -> None:
+        if [self._value_file] != [each for (each,) in found.execute("SELECT value_file FROM of_file")]:
+            found.execute("DELETE FROM directories")
+            found.execute("DELETE FROM of_file")
+            found.execute("INSERT INTO of_file VALUES (?)", (self._value_file,))
+        rows = ((_stored(name), *each) for name, each in self._new.items())
+        found.executemany("REPLACE INTO directories VALUES (?, ?, ?, ?)", rows)
+        if self._has_all:
+            there = set(map(_stored, self.names))
+            gone = [(name,) for (name,) in found.execute("SELECT name FROM directories") if name not in there]
+            found.executemany("DELETE FROM directories WHERE name = ?", gone)
+        self._values, self._new, self._has_all = {**(self._values or {}), **self._new}, {}, False
 
     def record(self, new: Known, is_gone: Callable[[str, str], bool] = lambda action, unit: False) -> tuple[int, int]:
         """Note what was found on disk, and forget what is gone; how many of each.
@@ -290,36 +468,48 @@ class Workspace:
         changes = Known(requests=new.requests)
         changed = removed = 0
         with locked(self._index):
-            own = self.known
             self._fold()
             now = self.known.completed
             for action in before.keys() | new.completed.keys():
                 found, known = new.completed.get(action, {}), before.get(action, {})
+                latest = now.get(action, {})
                 for unit, completion in found.items():
-                    if now.get(action, {}).get(unit) == known.get(unit) != completion:
+                    if latest.get(unit) == known.get(unit) != completion:
                         changes.completed.setdefault(action, {})[unit] = completion
                         changed += 1
                 for unit in known.keys() - found.keys():
-                    if now.get(action, {}).get(unit) == known[unit] and is_gone(action, unit):
+                    if latest.get(unit) == known[unit] and is_gone(action, unit):
                         changes.completed.setdefault(action, {})[unit] = None
                         removed += 1
             self.known.add(changes)
-            self._write(own)
-        self.damaged, self._is_new = {}, False
+            if self.damaged:
+                changes = self.known
+            with self._writing() as index:
+                self._apply(index, changes)
+                self._note_folded(index, [path for path in self._journals() if path.name in self.known.folded])
+                if self._recipe.workspace.value_file is not None:
+                    self._write_values(index)
+            if _STATE in self.damaged:
+                (self._index / _STATE).unlink()
+        self.damaged = {}
         return changed, removed
 
     def clean(self, *, completed: bool, directories: bool) -> None:
         with locked(self._index):
             self._fold()
-            forgotten: dict[str, Any] = {"values": {}} if directories else {}
             if completed:
-                forgotten |= {"completed": {}, "requests": {}, "decided": {}, "outputs": {}}
                 for journal in self._journals():
                     journal.unlink(missing_ok=True)
             if completed and directories:
-                (self._index / _STATE).unlink(missing_ok=True)
-            elif (self._index / _STATE).exists():
-                write_text(self._index / _STATE, self.known.model_copy(update=forgotten).text())
+                (self._index / _INDEX).unlink(missing_ok=True)
+            elif (self._index / _INDEX).exists():
+                tables = ["directories", "of_file"] if directories else []
+                tables += ["completed", "requests", "decided", "outputs"] if completed else []
+                with self._writing() as found:
+                    for table in tables:
+                        found.execute(f"DELETE FROM {table}")
+
+    # Directories
 
     @property
     def names(self) -> list[str]:
@@ -327,6 +517,10 @@ class Workspace:
         if self._names is None:
             without = {action.name for action in self._recipe.actions if action.is_matrix} | {self._index.name}
             folder = self._recipe.directories
+            if self._only is not None:
+                found = (name for name in self._only if "/" not in name and os.path.isdir(folder / name))
+                self._names = sorted({*found} - without)
+                return self._names
             try:
                 with os.scandir(folder) as entries:
                     self._names = sorted({entry.name for entry in entries if entry.is_dir()} - without)
@@ -339,22 +533,77 @@ class Workspace:
     def value_of(self, name: str) -> Any:
         if self._recipe.workspace.value_file is None:
             return None
-        if name not in self.known.values:
-            self.known.values[name] = self._read_value(name)
-            self._is_new = True
-        return self.known.values[name][2]
+        if name not in self._parsed:
+            if self._values is None and len(self._parsed) >= _FEW:
+                self._values = self._known_values(self._only)
+            known = self._known_values([name]) if self._values is None else self._values
+            found = self._new.get(name) or known.get(name)
+            if found is None:
+                found = self._new[name] = self._read_value(name)
+            self._parsed[name] = json.loads(found[2])
+        return self._parsed[name]
 
-    def refresh_values(self, seen: Callable[[], object] = lambda: None, only: Collection[str] | None = None) -> None:
-        """Read the value files, or ``only`` some, that have changed; ``seen`` is called for each directory."""
-        if self._recipe.workspace.value_file is None:
-            return
-        earlier, self._is_new = self.known.values, True
-        self.known.values = {} if only is None else dict(earlier)
-        for name in self.names if only is None else [name for name in self.names if name in only]:
-            self.known.values[name] = self._read_value(name, earlier.get(name))
-            seen()
+    def _known_values(self, names: Collection[str] | None) -> dict[str, _Value]:
+        with self._reading() as found:
+            if found is None or [(self._value_file,)] != found.execute("SELECT value_file FROM of_file").fetchall():
+                return {}
+            query = "SELECT name, modified, size, value FROM directories"
+            if names is None:
+                rows = found.execute(query).fetchall()
+            else:
+                rows = [row for it in names for row in found.execute(f"{query} WHERE name = ?", (_stored(it),))]
+            return {_read(name): (modified, size, value) for name, modified, size, value in rows}
+        return {}
 
-    def _read_value(self, name: str, earlier: tuple[int, int, Any] | None = None) -> tuple[int, int, Any]:
+    def look(self, names: Sequence[str], threads: int) -> Iterator[tuple[str, Collection[str]]]:
+        """What is in each of these directories now, by one look at it; values that have changed are read.
+
+        By threads where the first looks mostly wait, as for files on other hosts; else they would only be in each
+        other's way.
+        """
+        from concurrent.futures import ThreadPoolExecutor  # which brings logging
+
+        if self._values is None:
+            self._values = self._known_values(self._only)
+        earlier, reads = self._values, self._recipe.workspace.value_file is not None
+        in_place = "/" not in self._value_file
+
+        def look(chunk: Sequence[str]) -> list[tuple[str, Collection[str], _Value | None]]:
+            found: list[tuple[str, Collection[str], _Value | None]] = []
+            for name in chunk:
+                there: set[str] = set()
+                known, changed = earlier.get(name), None
+                try:
+                    with os.scandir(f"{self._folder}/{name}") as entries:
+                        for entry in entries:
+                            there.add(entry.name)
+                            if reads and in_place and known is not None and entry.name == self._value_file:
+                                status = entry.stat()
+                                if (status.st_mtime_ns, status.st_size) != known[:2]:
+                                    known = None
+                except OSError:
+                    pass
+                if reads and (known is None or not in_place):
+                    changed = self._read_value(name, known)
+                elif reads and self._value_file not in there:
+                    changed = self._read_value(name)  # which says what is wrong
+                found.append((name, there, changed if changed is not known else None))
+            return found
+
+        chunks = [names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE)]
+        before = _times_waited()
+        first = [*map(look, chunks[:1])]
+        waits = _times_waited() - before > _WAITS * sum(map(len, first))
+        with ThreadPoolExecutor(threads) as pool:
+            for chunk in chain(first, (pool.map if waits else map)(look, chunks[1:])):
+                for name, there, changed in chunk:
+                    if changed is not None:
+                        self._new[name] = changed
+                        self._parsed.pop(name, None)
+                    yield name, there
+        self._has_all = reads and self._only is None and len(names) == len(self.names)
+
+    def _read_value(self, name: str, earlier: _Value | None = None) -> _Value:
         path = f"{self._folder}/{name}/{self._value_file}"  # a Path each takes as long as to read the file
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # half the time of a file object
@@ -362,10 +611,11 @@ class Workspace:
                 status = os.fstat(fd)
                 if earlier is not None and earlier[:2] == (status.st_mtime_ns, status.st_size):
                     return earlier
-                content = os.read(fd, status.st_size + 1)
+                content = os.read(fd, status.st_size + 1).decode()
             finally:
                 os.close(fd)
-            return status.st_mtime_ns, status.st_size, json.loads(content.decode())
+            json.loads(content)
+            return status.st_mtime_ns, status.st_size, content
         except OSError as error:
             raise RequestError(f"the value of directory {name!r} cannot be read: {error.strerror}: {path}") from None
         except (ValueError, RecursionError) as error:
@@ -375,3 +625,22 @@ class Workspace:
         for path in sources.keys() - self._digests.keys():
             self._digests[path] = file_digest(Path(path))
         return any(self._digests[path] != digest for path, digest in sources.items())
+
+
+def _times_waited() -> int:
+    """How often this thread has had to wait for something else than a core: that is so on a busy machine as well."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def _connected(file: Path, mode: str) -> sqlite3.Connection:
+    """To a file of SQLite; where it cannot be locked, as on some network file systems, without locks of SQLite's."""
+    try:
+        found = sqlite3.connect(
+            f"file:{quote(str(file))}?mode={mode}", uri=True, timeout=_PATIENCE, isolation_level=None
+        )
+        found.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.OperationalError as error:
+        if "locking protocol" not in str(error) and "I/O" not in str(error):  # what others hold is waited for
+            raise
+        found = sqlite3.connect(f"file:{quote(str(file))}?mode={mode}&nolock=1", uri=True, isolation_level=None)
+    return found

@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
@@ -22,10 +25,11 @@ from pytest_aorta.common.texts import identifier
 from pytest_aorta.plan import Selection, make_plan, unit_of
 from pytest_aorta.registry import Registry
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.groups import ValueOf, command_units, grouped, included, next_wave
+from pytest_aorta.trials.losses import is_in_doubt, settled
+from pytest_aorta.workflow.groups import ValueOf, command_units, grouped, included, next_wave, whole_groups
 from pytest_aorta.workflow.jobs import JOBS, Job, reconcile
-from pytest_aorta.workflow.known import Journal, Known, Request, Workspace
-from pytest_aorta.workflow.recipe import Action, Cost, Recipe, takes_all
+from pytest_aorta.workflow.known import Completion, Journal, Known, Request, Workspace
+from pytest_aorta.workflow.recipe import Action, Cost, Recipe, present, takes_all
 from pytest_aorta.workflow.requests import (
     Requests,
     asked_of,
@@ -57,6 +61,9 @@ _MEANINGS: Mapping[str, Mapping[str, Progress]] = {
     for expect in ("pass", "fail")
 }
 
+#: Trials whose durations are read for what the others may cost.
+_MEASURED = 20
+
 _HOW = {"open": "has not run", "failed": "has failed", "without_result": "has no result"}
 
 
@@ -78,11 +85,14 @@ class Blocked:
 
     def __init__(self, units: Iterable[str] = ()) -> None:
         self.units = frozenset(units)
-        self._within = {outer for unit in self.units for outer in containing(unit)}
+        self._within = {*self.units, *([""] if self.units else [])}
+        self._within |= {outer for unit in self.units if "/" in unit for outer in containing(unit)}
 
     def touches(self, unit: str) -> bool:
         """Whether one of them is ``unit``, or lies in it, or contains it."""
-        return unit in self._within or any(outer in self.units for outer in containing(unit))
+        if unit in self._within or "" in self.units:
+            return True
+        return "/" in unit and any(outer in self.units for outer in containing(unit))
 
 
 def waited_for(follower: Action, action: Action, progress: Mapping[str, Progress]) -> list[str]:
@@ -107,13 +117,21 @@ def blocked_for(follower: Action, action: Action, units: Sequence[str]) -> Block
     return Blocked(units)
 
 
+def waits_for(previous: Sequence[Blocked]) -> Callable[[str], bool]:
+    """Whether a unit has to wait for any of them."""
+    waits = [each.touches for each in previous if each.units]
+    if len(waits) <= 1:
+        return waits[0] if waits else lambda unit: False
+    return lambda unit: any(touches(unit) for touches in waits)
+
+
 def states_of(progress: Mapping[str, Progress], previous: Sequence[Blocked]) -> dict[str, State]:
     """Each unit's state; ``previous``: what the action waits for. Units that are not needed are left out."""
-    waits = [each for each in previous if each.units]
+    waits = waits_for(previous)
     found: dict[str, State] = {}
     for unit, each in progress.items():
         if each == "open" or each == "without_result":
-            found[unit] = "waiting" if waits and any(blocked.touches(unit) for blocked in waits) else "eligible"
+            found[unit] = "waiting" if waits(unit) else "eligible"
         elif each != "not_needed":
             found[unit] = each
     return found
@@ -125,6 +143,7 @@ class Project:
     Args:
         registry_files: with names that are not built in.
         fresh: whether directories and values are those on disk now, and nothing is kept: for a run.
+        only: names that are asked for. Where all actions are of single directories, no others are looked at.
 
     Attributes:
         workspace: directories with their values, and completions; read when it is first asked for.
@@ -132,18 +151,38 @@ class Project:
         problems: why some of that may be out of date.
     """
 
-    def __init__(self, recipe: Recipe, registry_files: Sequence[str | Path] = (), *, fresh: bool = False) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        registry_files: Sequence[str | Path] = (),
+        *,
+        fresh: bool = False,
+        only: Collection[str] = (),
+    ) -> None:
         self.recipe = recipe
         self._fresh = fresh
+        each_for_itself = all(
+            action.table.each == "directory" and not (action.is_matrix or action.table.group.submit_whole)
+            for action in recipe.actions
+        )
+        self._only = {name.rstrip("/") for name in only} if only and each_for_itself else None
+        self._workspace = str(recipe.directories)
         self.registry_files = tuple(map(Path, registry_files))
         self.jobs: Sequence[Job] = ()
         self.problems: list[str] = []
+        on_directories = any(it.table.each == "directory" and not it.is_matrix for it in recipe.actions)
+        if on_directories and not recipe.directories.is_dir():
+            self.problems.append(f"the workspace {recipe.directories} does not exist")
         self._plans: dict[str, Plan] = {}
         self._keys: dict[str, Callable[[str], str]] = {}
+        self._whole: dict[int, dict[str, list[str]]] = {}  # by the line of an action
 
     @cached_property
     def workspace(self) -> Workspace:
-        return Workspace(self.recipe) if self._fresh else Workspace.from_cache(self.recipe)
+        if self._fresh:
+            return Workspace(self.recipe)
+        found = Workspace.from_cache(self.recipe, self._only)
+        return Workspace.from_cache(self.recipe) if found.damaged and self._only is not None else found
 
     @cached_property
     def requests(self) -> Requests:
@@ -207,7 +246,7 @@ class Project:
 
     def units(self, action: Action) -> Sequence[str]:
         """Also those that it does not include."""
-        matrix = self._matrix_of(action)
+        matrix = self.matrix_of(action)
         if matrix is None:
             return self.directories
         cells = self.requests[matrix.name]
@@ -216,7 +255,7 @@ class Project:
         return [f"{cell}/{index}" for cell in cells for index in range(matrix.table.trials_in(cell))]
 
     def value_of(self, action: Action) -> ValueOf:
-        matrix = self._matrix_of(action)
+        matrix = self.matrix_of(action)
         if matrix is None:
             return self.workspace.value_of
         cells, table = self.requests[matrix.name], matrix.table
@@ -234,7 +273,7 @@ class Project:
 
         The files of a matrix with one cell lie in the folder of the workload, as those of a plan do.
         """
-        matrix = self._matrix_of(action)
+        matrix = self.matrix_of(action)
         if matrix is None:
             return self.recipe.directories / unit
         results, cells = self.recipe.directories / matrix.name, self.requests[matrix.name]
@@ -245,7 +284,8 @@ class Project:
         folder = results / workload / name if len(cells) > 1 else results / workload
         return folder / f"trial_{trial}" if trial else folder
 
-    def _matrix_of(self, action: Action) -> Action | None:
+    def matrix_of(self, action: Action) -> Action | None:
+        """The action whose trials an action has, or is run on."""
         if action.is_matrix:
             return action
         return None if action.table.each == "directory" else self.recipe.matrix_before(action)
@@ -255,10 +295,10 @@ class Project:
         """How far each unit of each action is. What commands have made is not looked for again."""
         found = {}
         for name, (action, *_) in self.recipe.by_name.items():
-            found[name] = self._trials(action) if action.is_matrix else self._commands(action)
+            found[name] = self._due(action, self._trials(action) if action.is_matrix else self._commands(action))
         for name, units in found.items():
             action = self.recipe.by_name[name][0]
-            matrix = self._matrix_of(action)
+            matrix = self.matrix_of(action)
             if matrix is not None and not action.is_matrix and action.table.each == "trial":
                 trials = found[matrix.name]
                 found[name] = {unit: each for unit, each in units.items() if trials[unit] != "not_needed"}
@@ -266,20 +306,19 @@ class Project:
 
     def _commands(self, action: Action) -> dict[str, Progress]:
         completed, submitted = self.workspace.known.completed.get(action.name, {}), self.submitted.get(action.name, {})
-        found: dict[str, Progress] = {}
-        key_of = self.key_of(action)
-        for unit in self.units(action):
-            completion = completed.get(unit)
-            outcome = completion[0] if completion is not None else None
-            is_stale = completion is not None and bool(completion[1]) and completion[1] != key_of(unit)
-            if outcome == "completed" and action.table.products and not is_stale:
-                found[unit] = "completed"
-            elif unit in submitted:
+        found: dict[str, Progress] = dict.fromkeys(self.units(action), "open")
+        key_of, has_products = self.key_of(action), bool(action.table.products)
+        for unit, completion in completed.items():
+            if completion is None or unit not in found:
+                continue
+            outcome, key = completion
+            if outcome == "completed" and has_products:
+                found[unit] = "completed" if not key or key == key_of(unit) else "stale"
+            elif outcome == "failed":
+                found[unit] = "failed"
+        for unit in submitted:
+            if found.get(unit, "completed") != "completed":
                 found[unit] = "submitted"
-            elif outcome == "completed" and action.table.products:
-                found[unit] = "stale"
-            else:
-                found[unit] = "failed" if outcome == "failed" else "open"
         return found
 
     def key_of(self, action: Action) -> Callable[[str], str]:
@@ -292,7 +331,7 @@ class Project:
             units = included(each.table.group, self.units(each), self.value_of(each))
             commands.update(dict.fromkeys(units, each.table.command or ""))
         value_of, own = self.value_of(action), action.table.command or ""
-        has_values = self._matrix_of(action) is not None or self.recipe.workspace.value_file is not None
+        has_values = self.matrix_of(action) is not None or self.recipe.workspace.value_file is not None
 
         def key(unit: str) -> str:
             value = json.dumps(value_of(unit), sort_keys=True) if has_values else ""
@@ -330,8 +369,12 @@ class Project:
 
     def states(self, action: Action, only: Collection[str] | None = None) -> dict[str, State]:
         """The state of each unit that an action includes; ``only``: units that count, with all that lie in them."""
-        progress = {unit: each for unit, each in self.progress[action.name].items() if is_within(unit, only)}
+        progress = self.progress[action.name]
+        if only is not None:
+            progress = {unit: each for unit, each in progress.items() if is_within(unit, only)}
         states = states_of(progress, self._blocked(action))
+        if not action.table.group.include:
+            return states
         return {unit: states[unit] for unit in included(action.table.group, [*states], self.value_of(action))}
 
     def _blocked(self, action: Action) -> list[Blocked]:
@@ -365,9 +408,28 @@ class Project:
             return {unit: progress[unit] for units in within for unit in units}
         return progress
 
-    def runnable(self, action: Action, only: Collection[str] | None = None) -> tuple[list[str], Counter[str]]:
-        """The units that the next submission would run, and how many of the others there are of which kind."""
-        blocked, others = self._blocked(action), Counter[str]()
+    def check_overlap(self, action: Action, only: Collection[str] | None = None) -> None:
+        """Raise ``RecipeError`` where another action of this name would be submitted on the same units."""
+        left: dict[str, int] = {}
+        same = self.recipe.by_name[action.name]
+        for each in same if len(same) > 1 else ():
+            for unit, state in self.states(each, only).items():
+                line = left.setdefault(unit, each.line) if state in ("failed", "stale", "eligible") else each.line
+                if line != each.line:
+                    raise self.recipe.error(
+                        each,
+                        f"{unit!r} would be submitted multiple times: the action {action.name!r} of line {line} "
+                        "includes it as well; groups of one name must not overlap",
+                    )
+
+    def runnable(
+        self, action: Action, only: Collection[str] | None = None, *, looks: bool = True
+    ) -> tuple[list[str], Counter[str]]:
+        """The units that the next submission would run, and how many of the others there are of which kind.
+
+        ``looks``: whether those are left out whose products are there, although the index does not know them.
+        """
+        waits, others = waits_for(self._blocked(action)), Counter[str]()
         progress, found = self.progress[action.name], []
         again = ("open", "stale", "without_result") if action.is_matrix else ("open", "failed", "stale")
         for unit in self.states(action, only):
@@ -375,10 +437,9 @@ class Project:
                 others["submitted already"] += 1
             elif progress[unit] not in again:
                 others[progress[unit]] += 1
-            elif any(each.touches(unit) for each in blocked):
+            elif waits(unit):
                 others["waiting"] += 1
-            elif not action.is_matrix and progress[unit] != "stale" and self.has_products(action, unit):
-                # which the index does not know yet
+            elif looks and self.is_made(action, unit):
                 others["completed"] += 1
             else:
                 found.append(unit)
@@ -396,18 +457,67 @@ class Project:
             size = group.maximum_size or max(len(left), 1)
             sizes = Counter({size: len(left) // size})
             sizes[len(left) % size] += 1
-        remaining = Cost()
+        remaining, measured = Cost(), self._measured(action) if left else None
         for size, count in sizes.items():
-            remaining += action.table.resources.cost(size) * count if size else Cost()
+            remaining += action.table.resources.cost(size, measured) * count if size else Cost()
         return {**dict.fromkeys(get_args(State), 0), **Counter(states.values())}, remaining
 
-    def groups(self, action: Action, units: Sequence[str]) -> list[list[str]]:
-        """Units of an action as its jobs have them."""
+    def is_older(self, action: Action, unit: str, than: datetime) -> bool:
+        """Whether the record of a trial, or a product of a command, is of before a time."""
+        with contextlib.suppress(OSError):
+            folder = self.folder(action, unit)
+            products = [folder / name for name in action.table.products]
+            files = [self.record_file(action, unit)] if action.is_matrix else products
+            return any(file.stat().st_mtime < than.timestamp() for file in files)
+        return False
+
+    def _due(self, action: Action, units: dict[str, Progress]) -> dict[str, Progress]:
+        """What is done, but of an earlier week, is to be done again."""
+        matrix = self.matrix_of(action)
+        if matrix is None or matrix.table.every is None:
+            return units
+        since = present(matrix.table.every)
+        return {
+            unit: "stale" if each in ("completed", "failed") and self.is_older(action, unit, since) else each
+            for unit, each in units.items()
+        }
+
+    def _measured(self, action: Action) -> timedelta | None:
+        """What a trial of an action takes, by the records of some; ``None`` as long as there is none."""
+        known = self.workspace.known.completed.get(action.name, {}) if action.is_matrix else {}
+        found = []
+        for unit in list(known)[:: max(1, len(known) // _MEASURED)]:
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                found.append(float(json.loads(self.record_file(action, unit).read_bytes())["wall_clock_sec"]))
+        return timedelta(seconds=statistics.fmean(found)) if found else None
+
+    def record_file(self, action: Action, unit: str) -> Path:
+        """That of a trial; raises ``FileNotFoundError``. Those of a plan that had one cell lie a folder higher."""
+        folder = self.folder(action, unit)
+        for file in (folder.with_suffix(".json"), folder.parent.parent / f"{folder.name}.json"):
+            if file.exists():
+                return file
+        raise FileNotFoundError(folder.with_suffix(".json"))
+
+    def groups(
+        self, action: Action, units: Sequence[str], is_left: Callable[[str], bool] = lambda unit: True
+    ) -> Iterator[list[str]]:
+        """Units of an action as its jobs have them; those that are not left any more are found out group by group."""
         parts: dict[str | None, list[str]] = {}
         for unit in units:
             parts.setdefault(action.node_of(unit), []).append(unit)
         group, value_of = action.table.group, self.value_of(action)
-        return [each for part in parts.values() for each in grouped(group, part, value_of, of_trials=action.is_matrix)]
+        for part in parts.values():
+            yield from grouped(group, part, value_of, is_left, of_trials=action.is_matrix)
+
+    def whole_group(self, action: Action, unit: str) -> list[str]:
+        """All of the group that a unit is submitted with; only the unit itself where groups need not be whole."""
+        if not action.table.group.submit_whole:
+            return [unit]
+        if action.line not in self._whole:
+            groups = whole_groups(action, self.units(action), self.value_of(action))
+            self._whole[action.line] = {each: group for group in groups for each in group}
+        return self._whole[action.line][unit]
 
     def next_wave(self, action: Action, units: Sequence[str]) -> list[str]:
         """Of trials that may run those to submit now: none as long as any of the wave before has not ended."""
@@ -456,10 +566,14 @@ class Project:
                 is_ended_one_noted = True
                 journal.add(action.name, unit, "failed")
 
+    def is_made(self, action: Action, unit: str) -> bool:
+        """Whether the products of a command are there that does not have to run again for another reason."""
+        return not action.is_matrix and self.progress[action.name][unit] != "stale" and self.has_products(action, unit)
+
     def missing_products(self, action: Action, unit: str) -> list[str]:
         """The products of a command that are not there."""
-        folder = self.folder(action, unit)
-        return [name for name in action.table.products if not (folder / name).exists()]
+        folder = f"{self._workspace}/{unit}" if action.table.each == "directory" else str(self.folder(action, unit))
+        return [name for name in action.table.products if not os.path.exists(f"{folder}/{name}")]
 
     def has_products(self, action: Action, unit: str) -> bool:
         """Whether a command is complete; one without products never is, as in Row."""
@@ -477,15 +591,34 @@ class Project:
             self._plans[action.name] = make_plan(selection, self.registry)
         plan, results = self._plans[action.name], self.recipe.directories / action.name
         store = TrialStore(results, stamp())
+        message = f"job {job.identity(task)} ended: {state}"
         for spec in plan.trials:
             paths = plan.paths(spec)
-            if unit_of(spec) in started and not paths.file_in(results).exists():
-                message = f"job {job.identity(task)} ended: {state}"
+            file = paths.file_in(results)
+            if unit_of(spec) not in started:
+                continue
+            if not file.exists():
                 lost: Any = {"phase": "launch", "kind": "signal", "message": message}
                 logs = logs_in(paths.folder_in(results))
                 record = lost_record(spec, lost, logs).model_copy(update={"host": None})  # it ran on none that is known
                 store.write(paths, record.to_dict())
                 journal.add(action.name, unit_of(spec), record.exit_status, Request(digest=request_digest(spec)))
+                continue
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # of another version, or damaged
+                there = json.loads(file.read_bytes())
+                killed = there["exit_status"] == "workload_failed" and there["failure"]["signal"] == "SIGKILL"
+                ran_out = state.state == "OUT_OF_MEMORY" and killed
+                if not (is_in_doubt(there) or ran_out) or state.state == "UNKNOWN":
+                    continue
+                has_failed = ran_out or state.state in ("COMPLETED", "FAILED")
+                there = settled(there, None if has_failed else message, name=state.state if ran_out else "")
+                store.settle(paths, there)
+                if (found := trial_completion(there)) is not None:
+                    journal.add(action.name, *found)
+
+
+#: Looks at directories at a time, as in Row.
+THREADS = 8
 
 
 class Scan:
@@ -506,12 +639,18 @@ class Scan:
         }
         self.found = Known()
         self.unreadable: list[str] = []  # trial files, with the reason
+        #: The directories that are looked at, each once for all actions.
+        self._directories = [name for name in project.directories if is_within(name, only)]
         #: About how many times ``run`` calls ``seen``.
-        self.expected = sum(map(len, self._units.values()))
+        self.expected = len(self._directories) + sum(len(self._units[it.name]) for it in self._others())
 
-    def run(self, seen: Callable[[], object] = lambda: None) -> None:
+    def _others(self) -> list[Action]:
+        """Those that are not for single directories."""
+        return [it for it in self._actions.values() if it.is_matrix or it.table.each != "directory"]
+
+    def run(self, seen: Callable[[], object] = lambda: None, threads: int = THREADS) -> None:
         """Look for everything; ``seen`` is called for each trial file and each directory of a command."""
-        for action in self._actions.values():
+        for action in self._others():
             own = self.found.completed.setdefault(action.name, {})
             folder = self._project.recipe.directories / action.name
             if action.is_matrix and folder.is_dir():
@@ -525,15 +664,27 @@ class Scan:
                         self.found.requests[request.key] = request
                     seen()
                 self.unreadable += [f"{folder / each.file}: {each.reason}" for each in results.unreadable]
-            if action.is_matrix:
-                continue
-            known, key_of = self._project.workspace.known.completed.get(action.name, {}), self._project.key_of(action)
-            for unit in self._units[action.name]:
+            for unit in () if action.is_matrix else self._units[action.name]:
                 if self._project.has_products(action, unit):
-                    before = known.get(unit)
-                    key = before[1] if before is not None and before[0] == "completed" else ""
-                    own[unit] = ("completed", key_of(unit) if self._accepts else key)
+                    own[unit] = self._completion(action, unit)
                 seen()
+        commands = [it for it in self._actions.values() if it not in self._others()]
+        for action in commands:
+            self.found.completed.setdefault(action.name, {})
+        for name, there in self._project.workspace.look(self._directories, threads):
+            for action in commands:
+                products = action.table.products
+                if products and all(it in there or ("/" in it and self._has(name, it)) for it in products):
+                    self.found.completed[action.name][name] = self._completion(action, name)
+            seen()
+
+    def _has(self, directory: str, product: str) -> bool:
+        return (self._project.recipe.directories / directory / product).exists()
+
+    def _completion(self, action: Action, unit: str) -> Completion:
+        before = self._project.workspace.known.completed.get(action.name, {}).get(unit)
+        key = before[1] if before is not None and before[0] == "completed" else ""
+        return "completed", self._project.key_of(action)(unit) if self._accepts else key
 
     def is_gone(self, name: str, unit: str) -> bool:
         """Whether a unit was looked for, and is not there; of a failed command, its directory."""

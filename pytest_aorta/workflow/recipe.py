@@ -13,9 +13,10 @@ import math
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -29,6 +30,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -41,7 +43,7 @@ from pytest_aorta.triage import margin
 from pytest_aorta.trials.command_line import label_of, words_of
 from pytest_aorta.trials.output import checked_metric, checked_regex
 from pytest_aorta.trials.readers import checked_source
-from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.finding import FILES_OF_ROW, RecipeError, UnknownKey
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -112,10 +114,13 @@ def line_of(lines: Mapping[Location, int], location: Sequence[str | int]) -> int
     return next(lines[tuple(location[:end])] for end in range(len(location), -1, -1) if tuple(location[:end]) in lines)
 
 
-def check_table(table: type[BaseModel], content: Any, useless: Collection[str] = ()) -> None:
-    """Raise what pydantic reports where ``content`` is no such table, or has a key that it has not.
+def check_table(
+    table: type[BaseModel], content: Any, useless: Collection[str] = (), unknown: list[str] | None = None
+) -> Any:
+    """The table; raise what pydantic reports where ``content`` is none, or has a key that it has not.
 
-    ``useless``: keys that are known, but not worth naming.
+    ``useless``: keys that are known, but not worth naming. ``unknown``: takes the keys that are like none of those that
+    are known, which are left out; without it, they are errors as well.
     """
     keys = sorted({field.alias or name for name, field in table.model_fields.items()})
     if not isinstance(content, Mapping):
@@ -125,9 +130,14 @@ def check_table(table: type[BaseModel], content: Any, useless: Collection[str] =
         if key not in keys:
             valid = [each for each in keys if each not in useless]
             nearest = difflib.get_close_matches(str(key).casefold(), valid, 1)
+            if not nearest and unknown is not None:
+                unknown.append(str(key))
+                content = {name: value for name, value in content.items() if name != key}
+                continue
             question = f"did you mean {nearest[0]!r}? " if nearest else ""
             sentence = f"unknown key {key!r}; {question}valid: {', '.join(valid)}"
             raise PydanticCustomError("unknown_key", "{sentence}", {"key": key, "sentence": sentence})
+    return content
 
 
 def describe(error: ValidationError, content: Any) -> tuple[Location, str]:
@@ -244,22 +254,33 @@ _FOLDERS = {
 }
 _ONE, _ALL = zip(*_FOLDERS.values(), strict=True)
 
+#: By ``each``: paths from where the command runs, and which of them are other names of the folder of its unit.
+_PATHS = {
+    "directory": (("folder",), ("folder",)),
+    "trial": (("folder", "cell", "results"), ("folder",)),
+    "cell": (("folder", "cell", "results"), ("folder", "cell")),
+    "matrix": (("folder", "results"), ("folder", "results")),
+}
+_NEW = _PATHS["cell"][0]
+
 #: Folders, ``{workspace_path}`` and JSON pointers; other braces are the shell's.
-_PLACEHOLDER = re.compile(rf"\{{({'|'.join([*_ONE, *_ALL])}|workspace_path|/[^{{}}]*)\}}")
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join([*_ONE, *_ALL, *_NEW])}|workspace_path|/[^{{}}]*)\}}")
 
 
 def check_command(command: str, each: str = "directory") -> None:
     found = _PLACEHOLDER.findall(command)
     one, all_of_them = _FOLDERS[each]
-    for wrong in {*_ONE, *_ALL} - {one, all_of_them}:
+    for wrong in {*_ONE, *_ALL, *_NEW} - {one, all_of_them, *_PATHS[each][0]}:
         if wrong in found:
-            kind = next(kind for kind, names in _FOLDERS.items() if wrong in names)
+            kinds = [kind for kind in _FOLDERS if wrong in _FOLDERS[kind] or wrong in _PATHS[kind][0]]
             raise ValueError(
-                f"the command {command!r} has {{{wrong}}}, which is for each = {kind!r}; for each = {each!r}, {{{one}}}"
+                f"the command {command!r} has {{{wrong}}}, which is for each = {' or '.join(map(repr, kinds))}; for "
+                f"each = {each!r}, {{{one}}}"
             )
-    if (one in found) == (all_of_them in found):
-        both = "both" if one in found else "neither"
-        hint = "" if one in found else ", or trials = N to be run for its own sake"
+    has_one = not {one, *_PATHS[each][1]}.isdisjoint(found)
+    if has_one == (all_of_them in found):
+        both = "both" if has_one else "neither"
+        hint = "" if has_one else ", or trials = N to be run for its own sake"
         raise ValueError(
             f"the command {command!r} has {both} of {{{one}}} and {{{all_of_them}}}; it needs one of them{hint}"
         )
@@ -271,7 +292,11 @@ def check_command(command: str, each: str = "directory") -> None:
 
 
 def works_on_directories(command: str) -> bool:
-    return _PLACEHOLDER.search(command) is not None
+    """Whether a command names what only one on directories, cells or trials has."""
+    return any(name not in _NEW for name in _PLACEHOLDER.findall(command))
+
+
+_TRIAL_FOLDER = re.compile(r"trial_\d+")
 
 
 def takes_all(command: str) -> bool:
@@ -285,6 +310,10 @@ def shell_commands(command: str, directories: Sequence[str], values: Sequence[Js
     for name, value in runs:
         words = {**dict.fromkeys(_ALL, name), **dict.fromkeys(_ONE, shlex.quote(name))}
         words["workspace_path"] = shlex.quote(str(workspace))
+        path = Path(name)  # RESULTS/WORKLOAD/CELL/trial_N, without the cell where there is only one
+        cell = path.parent if _TRIAL_FOLDER.fullmatch(path.name) else path
+        folders = (path, cell, Path(*path.parts[:1]))
+        words |= {key: shlex.quote(str(workspace / each)) for key, each in zip(_NEW, folders, strict=True)}
         for pointer in [each for each in _PLACEHOLDER.findall(command) if each.startswith("/")]:
             found = element(value, pointer, name)
             words[pointer] = shlex.quote(found if isinstance(found, str) else json.dumps(found))
@@ -293,16 +322,17 @@ def shell_commands(command: str, directories: Sequence[str], values: Sequence[Js
 
 
 class Table(BaseModel):
-    """A table of a file; a key that it does not know is an error."""
+    """A table of a file. A key that it does not know is an error, or goes to the context of the validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Their schemas are built when a file is read, of which most commands read one.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _is_a_table(cls, content: Any) -> Any:
-        if not isinstance(content, cls):
-            check_table(cls, content, cls.useless_keys(content))
-        return content
+    def _is_a_table(cls, content: Any, info: ValidationInfo) -> Any:
+        return (
+            content if isinstance(content, cls) else check_table(cls, content, cls.useless_keys(content), info.context)
+        )
 
     @classmethod
     def useless_keys(cls, content: Any) -> set[str]:
@@ -402,6 +432,16 @@ class Resources(Table):
     memory: Memory | None = None
     walltime: Walltime | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_row(cls, content: Any) -> Any:
+        """Row's keys ``memory_per_cpu_mb`` and ``memory_per_gpu_mb`` are those of ``memory``."""
+        if not isinstance(content, Mapping):
+            return content
+        flat = {key: content[f"memory_{key}"] for key in Memory.model_fields if f"memory_{key}" in content}
+        others = {key: value for key, value in content.items() if key.removeprefix("memory_") not in flat}
+        return {**others, "memory": {**flat, **content.get("memory", {})}} if flat else content
+
     def with_memory(self, factor: float) -> Resources:
         if self.memory is None or factor == 1:
             return self
@@ -424,9 +464,12 @@ class Resources(Table):
             return _HOUR * directories
         return self.walltime.per_submission or (self.walltime.per_directory or _HOUR) * directories
 
-    def cost(self, directories: int) -> Cost:
-        """What a job over so many directories costs at most."""
-        hours = self.total_processes(directories) * (self.total_walltime(directories) / _HOUR)
+    def cost(self, directories: int, measured: timedelta | None = None) -> Cost:
+        """What a job over so many directories costs at most; ``measured``: what one has taken."""
+        time = self.total_walltime(directories)
+        if measured is not None:
+            time = min(time, measured * directories)
+        hours = self.total_processes(directories) * (time / _HOUR)
         if self.gpus_per_process is not None:
             return Cost(gpu_hours=hours * self.gpus_per_process)
         return Cost(cpu_hours=hours * (self.threads_per_process or 1))
@@ -444,6 +487,20 @@ class SubmitOptions(Table):
     setup: str | None = None
     custom: tuple[str, ...] = ()
     partition: str | None = None
+    output_file_path: str | None = None
+    output_file_name: str | None = None
+
+
+#: How often there is a new run of the trials of an action.
+Every = Literal["day", "week", "month"]
+
+
+def present(every: Every, now: datetime | None = None) -> datetime:
+    """When the day, the week or the month has begun that it is now, in UTC; weeks begin on Monday."""
+    now = now or datetime.now(timezone.utc)
+    day = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    back = {"day": 0, "week": day.weekday(), "month": day.day - 1}[every]
+    return day - timedelta(days=back)
 
 
 def _factor(value: Any) -> Any:
@@ -521,6 +578,7 @@ class MatrixTable(Table):
     stop_after: PositiveWhole | None = None
     gate: Texts = ()
     nodes: Texts = ()
+    every: Every | None = None
 
 
 class ActionTable(CommandTable, MatrixTable, OutputTable):
@@ -800,8 +858,13 @@ def _read_toml(text: str, file: Path) -> dict[str, Any]:
 
 
 def _validated(table: Any, content: Mapping[str, Any], lines: Mapping[Location, int], file: Path) -> Any:
+    unknown: list[str] | None = [] if file.name in FILES_OF_ROW else None
     try:
-        return TypeAdapter(table).validate_python(content)
+        found = TypeAdapter(table).validate_python(content, context=unknown)
+        for key in dict.fromkeys(unknown or ()):
+            text = f"{file}: unknown key {key!r}, perhaps of a later version of Row: it does nothing here"
+            warnings.warn(UnknownKey(text), stacklevel=2)
+        return found
     except ValidationError as error:
         location, sentence = describe(error, content)
         raise RecipeError(sentence, file, line_of(lines, location)) from None

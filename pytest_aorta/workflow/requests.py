@@ -24,12 +24,13 @@ from pytest_aorta.probe.guard import plain
 from pytest_aorta.registry import Registry, RegistryError
 from pytest_aorta.settings import OPTION, mitigation_set
 from pytest_aorta.trials.execution import elastic_options
+from pytest_aorta.trials.losses import is_in_doubt
 from pytest_aorta.trials.output import OutputRules
 from pytest_aorta.trials.records import canonical_json, decode_non_finite
 from pytest_aorta.trials.spec import REQUESTED, TrialSpec, requested_parts
 from pytest_aorta.trials.workload import to_plain
 from pytest_aorta.workflow.known import Request
-from pytest_aorta.workflow.recipe import Action, Recipe
+from pytest_aorta.workflow.recipe import Action, Recipe, present
 
 #: Trials of a cell that are counted.
 _MOST_TRIALS = 10**7
@@ -123,6 +124,7 @@ def asked_of(action: Action, digests: Mapping[str, str]) -> str:
     """
     table = action.table
     asked = [sorted(digests.items()), table.baseline, table.margin, table.stop_after, *action.signatures]
+    asked += [present(table.every).isoformat()] if table.every is not None else []
     return _hash(json.dumps(asked))
 
 
@@ -162,6 +164,7 @@ def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, Request] | No
     # Digests of its source files, by absolute path. A record has those of the workload's own package relative to its
     # folder. Files that cannot be found, as those in a container, are left out: nothing can be said of them here.
     sources = {}
+    status = "infrastructure_failed" if is_in_doubt(record) else status
     parts, request = record.get("fingerprint_parts"), record.get("request")
     if isinstance(parts, Mapping) and isinstance(request, Mapping):
         target, cwd = request.get("workload", {}).get("target", ""), str(request.get("cwd", ""))

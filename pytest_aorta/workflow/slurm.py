@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -67,7 +71,7 @@ def sbatch(script: Path, folder: Path, has_account: bool) -> str:
         if not name.startswith("SBATCH_")
         or (name in _KEPT_VARIABLES and not (has_account and name == "SBATCH_ACCOUNT"))
     }
-    done = _answer(["sbatch", "--parsable", str(script)], folder, environ)
+    done = answer(["sbatch", "--parsable", str(script)], folder, environ)
     if done.returncode == 0:
         number = done.stdout.strip().splitlines()[-1:] or [""]
         if re.fullmatch(r"\d+(;.*)?", number[0]):
@@ -79,17 +83,16 @@ def sbatch(script: Path, folder: Path, has_account: bool) -> str:
     raise (LostAnswer if lost else SchedulerError)(said if said.startswith("sbatch") else f"sbatch: {said}")
 
 
-def states(numbers: Sequence[str]) -> dict[str, TaskState]:
-    """The states of jobs, by ``NUMBER`` or ``NUMBER_TASK``.
+def states(identities: Sequence[str]) -> dict[str, TaskState]:
+    """The states of jobs, each ``NUMBER``, and of tasks of arrays, each ``NUMBER_TASK``.
 
-    The queue knows those that have ended a short while ago as well; what it has forgotten, the accounting is asked.
-    Raises ``SchedulerError`` where the scheduler does not answer.
+    The queue knows those that have ended a short while ago as well, each task by itself; what it has forgotten, the
+    accounting is asked. Raises ``SchedulerError`` where the scheduler does not answer.
     """
-    if not numbers:
+    if not identities:
         return {}
-    found = squeue(numbers)
-    known = {identity.partition("_")[0] for identity in found}
-    if missing := [number for number in numbers if number not in known]:
+    found = squeue(list(dict.fromkeys(identity.partition("_")[0] for identity in identities)))
+    if missing := [identity for identity in identities if identity not in found]:
         for line in _accounted(f"--jobs={','.join(missing)}", "--format=JobID,State,ExitCode"):
             fields = line.split("|")
             if len(fields) == 3 and fields[1].strip():
@@ -130,6 +133,56 @@ def _accounted(*options: str) -> list[str]:
         return []
 
 
+@cache
+def setting(name: str, default: int) -> int:
+    """A number of its configuration, of a SLURM that does not say it the default."""
+    with contextlib.suppress(SchedulerError):
+        pattern = rf"^{name}\s*=\s*(\d+)"
+        if found := re.search(pattern, _output(["scontrol", "show", "config"]), re.MULTILINE):
+            return int(found[1])
+    return default
+
+
+class NodeKind(NamedTuple):
+    """Nodes of a partition that are alike. ``minutes``: the longest that a job may take."""
+
+    minutes: float
+    nodes: int
+    cpus: int
+    memory_mb: int
+    gpus: int
+
+
+def node_kinds() -> dict[str, list[NodeKind]]:
+    """Of each partition; the default one is there as ``""`` as well. Raises ``SchedulerError``."""
+    found: dict[str, list[NodeKind]] = {}
+    for line in _output(["sinfo", "--noheader", "--exact", "--format=%P|%l|%D|%c|%m|%G"]).splitlines():
+        name, limit, *numbers, gres = line.strip().split("|")
+        nodes, cpus, memory = (int(re.match(r"\d+", number.strip())[0]) for number in numbers)  # type: ignore[index]
+        gpus = sum(int(each) for each in re.findall(r"\bgpu(?::[A-Za-z_][^:,(]*)?:(\d+)", gres))
+        kind = NodeKind(_minutes(limit), nodes, cpus, memory, gpus)
+        for each in (name.rstrip("*"), *([""] if name.endswith("*") else [])):
+            found.setdefault(each, []).append(kind)
+    return found
+
+
+def _minutes(limit: str) -> float:
+    """Of ``1-00:30:00``; also without days, and without hours."""
+    if not (found := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit.strip())):
+        return math.inf
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return days * 1440 + hours * 60 + minutes + seconds / 60
+
+
+def end_of(number: str) -> str | None:
+    """How a job is being ended now, ``None`` where it goes on, or nobody knows."""
+    with contextlib.suppress(SchedulerError):
+        state = squeue([number]).get(number)
+        if state is not None and state.state not in ("RUNNING", "SUSPENDED", "COMPLETED"):
+            return f"job {number}: {state}"
+    return None
+
+
 #: How the states of nodes begin that take no job, see ``man sinfo``, NODE STATE CODES.
 _NO_JOBS = ("down", "drain", "drng", "fail", "maint", "unk", "reboot", "power")
 
@@ -152,14 +205,14 @@ def scancel(numbers: Sequence[str]) -> None:
 
 
 def _output(command: Sequence[str]) -> str:
-    done = _answer(command)
+    done = answer(command)
     if done.returncode != 0:
         said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
         raise SchedulerError(said if said.startswith(command[0]) else f"{command[0]}: {said}")
     return done.stdout
 
 
-def _answer(
+def answer(
     command: Sequence[str], folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Of a process that Ctrl-C does not reach; it is ended when an exception ends the wait."""

@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 import time
 import uuid
@@ -20,8 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pytest_aorta.common.texts import identifier
@@ -30,10 +30,11 @@ from pytest_aorta.triage import GOALS
 from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.clusters import Cluster, Launcher, Partition, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.groups import action_variables, check_whole
+from pytest_aorta.workflow.groups import action_variables
 from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, Task, losses
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions, nodes_file, shell_commands
+from pytest_aorta.workflow.schedulers import Asked, scheduler_of
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workspace.atomic import write_text
 
@@ -46,7 +47,7 @@ class PlannedJob:
     files: Mapping[str, str]
     cost: Cost
     warnings: Sequence[str]
-    has_account: bool
+    asked: Asked
 
     @property
     def script(self) -> str:
@@ -72,6 +73,8 @@ def with_nodes(recipe: Recipe, cluster: Cluster, pattern: str, *, is_dry: bool) 
     for number, each in enumerate(actions):
         if each.nodes is None or not fnmatchcase(each.name, pattern):
             continue
+        if cluster.scheduler not in ("slurm", "bash"):
+            raise RequestError(f"action {each.name!r} is for nodes, which only SLURM is asked for")
         table, states = each.table, {platform.node(): "idle"}
         trials = table.trials // max(1, len(each.nodes))
         if cluster.scheduler == "slurm":
@@ -100,13 +103,14 @@ def plan_action(
     arguments: Sequence[str],
     down: Mapping[str, str],
     watched: float | None,
+    kinds: Mapping[str, Sequence[slurm.NodeKind]] = MappingProxyType({}),
 ) -> PlannedAction:
     """The jobs for what is left of an action, in at most ``limit`` groups.
 
     ``arguments``: for the pytest of trials. ``down``: nodes that take no jobs, with their states. ``watched``: since
-    when, for units that jobs since then have not left for good.
+    when, for units that jobs since then have not left for good. ``kinds``: the nodes of each partition.
     """
-    units, others = project.runnable(action, only)
+    units, others = project.runnable(action, only, looks=action.table.group.submit_whole)
     for node in sorted(down.keys() & set(action.nodes or ())):
         there = [unit for unit in units if action.node_of(unit) == node]
         units = [unit for unit in units if unit not in there]
@@ -130,30 +134,42 @@ def plan_action(
         wave = project.next_wave(action, units)
     if later := len(units) - len(wave):
         others["in later waves"] = later
-    groups = project.groups(action, wave)
-    check_whole(action, groups, project.units(action), project.value_of(action))
-    if limit is not None and len(groups) > limit:
-        others["left for another time"] = sum(len(group) for group in groups[limit:])
-        groups = groups[:limit]
+    if action.table.group.submit_whole:
+        ready = set(wave)
+        wave = [unit for unit in wave if ready.issuperset(project.whole_group(action, unit))]
+        if parts := len(ready) - len(wave):
+            others["in groups that are not whole (pytest-aorta why NAME)"] = parts
+    made = 0
+
+    def is_left(unit: str) -> bool:
+        nonlocal made
+        made += (is_made := project.is_made(action, unit))
+        return not is_made
+
+    groups = list(islice(project.groups(action, wave, is_left), limit))
+    if made:
+        others["completed"] += made
+    if left := len(wave) - made - sum(map(len, groups)):
+        others["left for another time"] = left
     # Parts of groups that ask for the same memory and the same node.
     again, lost = retry.again("oom"), losses(project.recipe.index, action.name)
-    parts: dict[tuple[float, str | None], list[list[str]]] = {}
+    asked_by: dict[tuple[float, str | None], list[list[str]]] = {}
     for group in groups:
         own: dict[tuple[float, str | None], list[str]] = {}
         for unit in group:
             times = min(lost.get(unit, []).count("oom"), again.times)
             own.setdefault(((again.memory or 1) ** times, action.node_of(unit)), []).append(unit)
         for asked, part in own.items():
-            parts.setdefault(asked, []).append(part)
+            asked_by.setdefault(asked, []).append(part)
     jobs: list[PlannedJob] = []
-    for (factor, wanted), same in parts.items():
+    for (factor, wanted), same in asked_by.items():
         update: dict[str, Any] = {"resources": action.table.resources.with_memory(factor)}
         if wanted is not None and cluster.scheduler == "slurm":
             options = action.table.submit_options.get(cluster.name, SubmitOptions())
             on_it = options.model_copy(update={"custom": (*options.custom, f"--nodelist={wanted}")})
             update["submit_options"] = {**action.table.submit_options, cluster.name: on_it}
         asking = replace(action, table=action.table.model_copy(update=update))
-        jobs += plan_jobs(project, cluster, launchers, asking, same, arguments)
+        jobs += plan_jobs(project, cluster, launchers, asking, same, arguments, kinds)
     return PlannedAction(action, jobs, others)
 
 
@@ -164,15 +180,22 @@ def plan_jobs(
     action: Action,
     groups: Sequence[Sequence[str]],
     arguments: Sequence[str] = (),
+    kinds: Mapping[str, Sequence[slurm.NodeKind]] = MappingProxyType({}),
 ) -> Iterator[PlannedJob]:
-    """The jobs of an action; groups that follow each other and are of one size share an array."""
+    """The jobs of an action; groups that follow each other and are of one size share an array.
+
+    ``kinds``: the nodes of each partition, where they are known.
+    """
     recipe, table = project.recipe, action.table
     own = table.submit_options.get(cluster.name, SubmitOptions())
     key_of = None if action.is_matrix else project.key_of(action)
-    largest = cluster.maximum_array_size if cluster.scheduler == "slurm" else 1
+    largest = 1
+    if cluster.scheduler == "slurm":
+        largest = min(cluster.maximum_array_size, slurm.setting("MaxArraySize", 2**31) if kinds else 2**31)
     for size, equal in groupby(groups, len):
         same = [*equal]
         partition = cluster.choose_partition(own.partition, table.resources, size)
+        _check_limits(action, cluster, partition, size, kinds)
         for several in (same[start : start + largest] for start in range(0, len(same), largest)):
             tasks = [Task(units=tuple(units), keys=tuple(map(key_of, units)) if key_of else ()) for units in several]
             first, more = several[0][0].replace("/", "-") or "all", f"+{size - 1}" if size > 1 else ""
@@ -183,6 +206,7 @@ def plan_jobs(
                 action=action.name,
                 recipe=str(recipe.file),
                 tasks=tasks,
+                printed=_printed(action.name, own),
             )
             files, commands = dict[str, str](), list[list[str]]()
             for number, units in enumerate(several):
@@ -203,6 +227,7 @@ def plan_jobs(
                 name=job.name,
                 root=recipe.root,
                 folder=job.folder.relative_to(recipe.root),
+                output=job.printed,
                 variables=action_variables(action.name, table.resources, size, recipe.workspace.path, cluster.name),
                 setup=own.setup,
                 tasks=commands,
@@ -212,7 +237,67 @@ def plan_jobs(
             )
             warnings = [*partition.warnings(table.resources, size)] if partition is not None else []
             cost = table.resources.cost(size) * len(several)
-            yield PlannedJob(job, files, cost, warnings, own.account is not None)
+            asked = Asked(
+                name=job.name,
+                script=job.folder / "script.sh",
+                folder=recipe.root,
+                output=job.output(0),
+                walltime=table.resources.total_walltime(size),
+                nodes=action.least_nodes,
+                processes=table.resources.total_processes(size),
+                threads=table.resources.threads_per_process,
+                gpus=table.resources.gpus_per_process,
+                partition=None if partition is None else partition.name,
+                account=own.account,
+            )
+            yield PlannedJob(job, files, cost, warnings, asked)
+
+
+def _check_limits(
+    action: Action,
+    cluster: Cluster,
+    partition: Partition | None,
+    size: int,
+    kinds: Mapping[str, Sequence[slurm.NodeKind]],
+) -> None:
+    """Raise ``RecipeError`` for a job over so many units that would wait for ever."""
+    own = action.table.submit_options.get(cluster.name, SubmitOptions())
+    there = kinds.get("" if partition is None else partition.name, ())
+    if not there or any(
+        re.match("--(partition|time|clusters|qos|overcommit)|-[ptMqO]", it)
+        for it in (*cluster.submit_options, *own.custom)
+    ):
+        return
+    resources, memory = action.table.resources, action.table.resources.memory
+    threads, gpus = resources.threads_per_process or 1, resources.gpus_per_process or 0
+    per_process = (memory.per_cpu_mb or 0) * threads + (memory.per_gpu_mb or 0) * gpus if memory is not None else 0
+    asked = (
+        (
+            "minutes",
+            math.ceil(resources.total_walltime(size) / timedelta(minutes=1)),
+            max(kind.minutes for kind in there),
+        ),
+        ("CPUs of one node for a process", threads, max(kind.cpus for kind in there)),
+        ("CPUs", resources.total_cpus(size), sum(kind.nodes * kind.cpus for kind in there)),
+        ("GPUs of one node for a process", gpus, max(kind.gpus for kind in there)),
+        ("GPUs", resources.total_gpus(size), sum(kind.nodes * kind.gpus for kind in there)),
+        ("MB of one node for a process", per_process, max(kind.memory_mb for kind in there)),
+        ("nodes", action.least_nodes, sum(kind.nodes for kind in there)),
+    )
+    if over := [f"{number:g} {what}, of {most:g}" for what, number, most in asked if number > most]:
+        name = f"partition {partition.name!r}" if partition is not None else "the default partition"
+        raise RecipeError(
+            f"action {action.name!r}: a job over {size} can never start on {name} of {cluster.name!r}: it asks for "
+            + "; ".join(over)
+        )
+
+
+def _printed(action: str, options: SubmitOptions) -> str | None:
+    """Where Row's keys have what a job prints, from the folder of the recipe."""
+    if options.output_file_path is None and options.output_file_name is None:
+        return None
+    name = (options.output_file_name or "{action_name}-%j.out").replace("{action_name}", identifier(action))
+    return os.path.join(options.output_file_path or "", name)
 
 
 def _pytest_line(action: Action, start: Path, arguments: Sequence[str], items: Path) -> str:
@@ -237,6 +322,8 @@ def submit(planned: PlannedJob, root: Path) -> Job:
     """
     job = planned.job.model_copy(update={"created": time.time()})
     job.folder.mkdir(parents=True)
+    if job.printed is not None:
+        (root / job.printed).parent.mkdir(parents=True, exist_ok=True)
     for name, text in planned.files.items():
         write_text(job.folder / name, text)
     job.save()
@@ -245,27 +332,12 @@ def submit(planned: PlannedJob, root: Path) -> Job:
         os.fsync(fd)
     finally:
         os.close(fd)
-    if job.scheduler == "bash":
-        process = subprocess.Popen(
-            ["/bin/bash", str(job.folder / "script.sh")], cwd=root, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        try:
-            process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
-        finally:
-            reason = f"exit status {process.returncode}" if process.returncode else ""
-            job.number = str(process.pid)
-            job.tasks[0].state = TaskState(state="FAILED" if reason else "COMPLETED", reason=reason, over=True)
-            job.save()
-        return job
+    scheduler, ended = scheduler_of(job.scheduler), None
     try:
-        job.number = slurm.sbatch(job.folder / "script.sh", root, planned.has_account)
+        job.number, ended = scheduler.submit(planned.asked)
     except slurm.LostAnswer as lost:
         with contextlib.suppress(slurm.SchedulerError):
-            job.number = slurm.numbers_of({job.name}, in_accounting=False).get(job.name)
+            job.number = scheduler.find({job.name}, in_accounting=False).get(job.name)
         if job.number is None:
             raise lost
     except slurm.SchedulerError as error:
@@ -273,6 +345,12 @@ def submit(planned: PlannedJob, root: Path) -> Job:
         job.refused = str(error)
         job.save()
         raise
+    except BaseException:  # Ctrl-C, of a job that runs here
+        job.tasks[0].state = TaskState(state="CANCELLED", over=job.scheduler == "bash")
+        job.save()
+        raise
+    if ended is not None:
+        job.tasks[0].state = ended
     job.save()
     return job
 
@@ -290,6 +368,8 @@ stop() {{
 trap stop TERM
 run() {{ # the number of a command, and the command
     if [ -n "$stopped" ]; then return; fi
+    if grep -qsx "status $1 0" "$job/task-$task.log"; then return; fi # before the job was started again
+    echo "began $1 $HOSTNAME" >> "$job/task-$task.log"
     set -m # a process group of its own
     (eval "$2") < /dev/null &
     child=$!
@@ -326,6 +406,7 @@ def script_text(
     tasks: Sequence[Sequence[str]],
     note: Sequence[str],
     throttle: int | None = None,
+    output: str | None = None,
     *,
     runs_trials: bool = False,
 ) -> str:
@@ -338,12 +419,14 @@ def script_text(
         tasks: commands of each task; several are an array.
         note: the command that notes how a task has ended.
         throttle: tasks of an array that run at a time.
+        output: the file for what they print; by default, one in the folder of the job.
         runs_trials: whether commands run pytest, which keeps the index itself, and exits with 1 where trials fail.
     """
     is_array = len(tasks) > 1
     lines = ["#!/bin/bash"]
     if options is not None:
-        own = [f"--job-name={name}", f"--output={folder}/output-{'%a' if is_array else '0'}.txt"]
+        output = output or f"{folder}/output-{'%a' if is_array else '0'}.txt"
+        own = [f"--job-name={name}", f"--output={quoted(output)}"]
         if is_array:
             own.append(f"--array=0-{len(tasks) - 1}{f'%{throttle}' if throttle is not None else ''}")
         lines += [f"#SBATCH {option}" for option in (*options, *own)]
@@ -401,7 +484,7 @@ def _sbatch_options(action: Action, cluster: Cluster, partition: Partition | Non
         yield f"--ntasks={processes}"
         total, per_node = resources.total_cpus(units), partition and partition.cpus_per_node
         if gpus is not None:
-            yield f"--gpus-per-task={gpus}"
+            yield f"{cluster.slurm_gpus_per_task}{gpus}"
             total, per_node = gpus * processes, partition and partition.gpus_per_node
         if per_node:
             yield f"--nodes={math.ceil(total / per_node)}"

@@ -336,6 +336,11 @@ class TrialStore:
             if not file.exists():
                 write_json(file, listing)
 
+    def settle(self, paths: TrialPaths, record: Mapping[str, Any]) -> None:
+        """Write a record again, about which there was doubt."""
+        with locked(self.results):
+            write_json(paths.file_in(self.results), record)
+
     def retire(self, paths: TrialPaths) -> None:
         """Move aside what an earlier run has left of a trial: to the history, or to the folder of another cell."""
         with locked(self.results):

@@ -267,3 +267,91 @@ def test_what_was_lost_is_told_and_submitted_again_until_all_is_as_after_a_local
 def _comparable(records: dict[str, dict[str, Any]]) -> dict[str, Any]:
     same = ("trial_id", "workload", "cell", "trial_index", "config", "exit_status", "mitigations_applied")
     return {path: [record[key] for key in same] for path, record in records.items()}
+
+
+#: For a SLURM without a database: what has ended, from the file of its completions.
+SACCT = """\
+#!/usr/bin/env python3
+import re, sys
+[asked] = [each.partition("=")[2].split(",") for each in sys.argv if each.startswith("--jobs=")]
+for line in open("{folder}/jobs.txt"):
+    job = dict(re.findall(r"(\\w+)=(\\S*)", line))
+    name = f"{{job['ArrayJobId']}}_{{job['ArrayTaskId']}}" if "ArrayJobId" in job else job["JobId"]
+    if name in asked:
+        print(f"{{name}}|{{job['JobState']}}|{{job['ExitCode']}}")
+"""
+
+TWO_TASKS = """
+[[action]]
+name = "one"
+command = "while [ -e hang-{directory} ]; do sleep 0.2; done; exit 3"
+products = ["one"]
+group.maximum_size = 1
+resources.walltime.per_submission = "00:05:00"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_task_that_slurm_has_forgotten_is_asked_of_the_accounting(
+    stage: Stage, slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM forgets once a minute what has ended ``MinJobAge`` seconds ago, tasks of an array that goes on included."""
+    configuration = slurm.folder / "slurm.conf"
+    before = configuration.read_text()
+    try:
+        configuration.write_text(before.replace("MinJobAge=600", "MinJobAge=5"))
+        slurm.command("scontrol", "reconfigure")
+        tool = tmp_path / "bin" / "sacct"
+        tool.parent.mkdir()
+        tool.write_text(SACCT.format(folder=slurm.folder))
+        tool.chmod(0o755)
+        jobs = SubmittingStage(stage, slurm)
+        jobs.env["PATH"] = f"{tool.parent}:{jobs.env['PATH']}"
+        stage.write_file("aorta.toml", TWO_TASKS)
+        for name in "ab":
+            (stage.path / "workspace" / name).mkdir(parents=True)
+        (stage.path / "hang-b").touch()
+        jobs.submit()
+        wait(lambda: "ExitCode=2:0" in (slurm.folder / "jobs.txt").read_text(), "task that has ended")
+        wait(lambda: len(slurm.command("squeue", "-h", "--states=all", "--array", "-o", "%i").split()) == 1, "purge")
+        assert {job["state"]: job["reason"] for job in jobs.jobs().values()} == {
+            "FAILED": "exit code 2:0",
+            "RUNNING": "",
+        }
+        row = jobs.status()["one"]
+        assert (row["failed"], row["submitted"], row["eligible"]) == (1, 1, 0)
+    finally:
+        (stage.path / "hang-b").unlink(missing_ok=True)
+        configuration.write_text(before)
+        slurm.command("scontrol", "reconfigure")
+
+
+SLEEPERS = """
+[[action]]
+name = "sleepers"
+command = "sh -c 'echo began >> began; exec sleep 60'"
+trials = {trials}
+group.maximum_size = 1
+resources.walltime.per_submission = "00:05:00"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["scancel", pytest.param("cancel --all", marks=pytest.mark.long)])
+def test_no_trial_of_a_cancelled_job_has_failed(stage: Stage, slurm: Slurm, how: str) -> None:
+    jobs, trials = SubmittingStage(stage, slurm), 12
+    stage.write_file("aorta.toml", SLEEPERS.format(trials=trials))
+    began = stage.path / "began"
+    jobs.submit("--yes")
+    wait(lambda: began.exists() and len(began.read_text().splitlines()) == trials, "trials")
+    if how == "scancel":
+        slurm.command("scancel", *jobs.jobs())
+    else:
+        jobs.command(*how.split())
+    jobs.wait_for_end()
+    assert {job["state"] for job in jobs.jobs().values()} == {"CANCELLED"}
+    records = current(stage).values()
+    assert [record["exit_status"] for record in records] == ["infrastructure_failed"] * trials
+    assert not any(record["failure"]["in_doubt"] for record in records)
+    assert (jobs.status()["sleepers"]["failed"], jobs.status()["sleepers"]["eligible"]) == (0, trials)

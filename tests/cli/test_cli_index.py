@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_damaged_index_is_named_once_and_made_again(folder: Path) -> None:
-    file = folder / ".aorta" / "state.json"
+    file = folder / ".aorta" / "index.sqlite"
     for text in ("", '{"version": 7}'):
         file.write_text(text)
         assert command("status", "--short").stderr.splitlines() == [
@@ -190,8 +190,8 @@ class Workspaces(RuleBasedStateMachine):
         for journal in (0, 1):
             self.end_a_run(journal)
         self.workspace()
-        if (self.folder / ".aorta" / "state.json").exists():
-            (self.folder / ".aorta" / "state.json").write_bytes(b"\x00")
+        if (self.folder / ".aorta" / "index.sqlite").exists():
+            (self.folder / ".aorta" / "index.sqlite").write_bytes(b"\x00")
             assert "is damaged" in command("status").stderr
             self.failed.clear()
 

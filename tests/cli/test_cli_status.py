@@ -43,7 +43,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ]
     project(tmp_path, "")
     result = command("status")
-    assert (result.exit_code, result.output) == (0, "The recipe has no actions.\n")
+    assert (result.exit_code, result.output) == (0, "No actions match: the recipe has none.\n")
 
 
 def test_rows_of_actions_with_directories(folder: Path) -> None:
@@ -79,7 +79,7 @@ def test_only_some_directories(folder: Path) -> None:
             "one\t0\t0\t0\t0\t2\t0\t2.00\t0.00",
             "two\t0\t0\t0\t0\t0\t2\t0.00\t6.00",
         ]
-        assert result.stderr == "warning: 'nodir' not found in the workspace\n"
+        assert result.stderr == "warning: 'nodir' not found in workspace\n"
 
 
 def test_what_a_run_has_journaled_counts_at_once(folder: Path) -> None:
@@ -132,6 +132,25 @@ def test_submitted_jobs_are_counted_and_shown(folder: Path) -> None:
     assert [line.split() for line in shown[1:]] == [[f"dir{n}", "submitted", "delta/71"] for n in (0, 1)]
 
 
+def test_a_command_that_a_job_has_begun_twice_is_told(folder: Path) -> None:
+    """As SLURM does with a job whose node it has lost, while that goes on."""
+    recipe, tasks = str(folder / "aorta.toml"), [Task(units=("dir0", "dir1"))]
+    job = Job(name="j", cluster="delta", scheduler="slurm", action="one", recipe=recipe, tasks=tasks, number="71")
+    job.save()
+    (job.folder / "task-0.log").write_text("began 0 n0\nbegan 0 n1\nstatus 0 0\nbegan 1 n1\n")
+    line = "  job delta/71 has begun it 2 times: on n0, on n1"
+    assert line in command("why", "dir0", "-a", "one").stdout.splitlines()
+    assert "has begun" not in command("why", "dir1", "-a", "one").stdout
+
+
+def test_a_workspace_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project(tmp_path / "project", COMMANDS))
+    for words in (["status"], ["show", "directories"], ["scan"], ["submit", "--dry-run"]):
+        assert f"warning: the workspace {tmp_path}/project/workspace does not exist" in command(*words).stderr
+    (tmp_path / "project/workspace").mkdir()
+    assert "does not exist" not in command("status").stderr
+
+
 def test_it_works_where_the_index_cannot_be_written(folder: Path) -> None:
     (folder / ".aorta").touch()  # root may write into any folder
     assert short_status("-a", "one") == {"one": [0, 0, 0, 0, 10, 0]}
@@ -167,7 +186,7 @@ def test_products_of_one_name_in_show_directories(folder: Path) -> None:
     assert command("scan").exit_code == 0
     shown = command("show", "directories", "-a", "two", "--value", "/v", "--value", "/half").stdout
     assert [line.split() for line in shown.splitlines()] == [
-        ["Directory", "State", "/v", "/half"],
+        ["Directory", "Status", "Job", "ID", "/v", "/half"],
         *([f"dir{n}", "eligible" if n < 2 else "waiting", str(n), str(n // 2)] for n in range(4)),
         [],
         *([f"dir{n}", "waiting", str(n), str(n // 2)] for n in range(4, 8)),

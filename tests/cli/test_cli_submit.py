@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.processes import wait_until
 from support.projects import command
-from support.stage import Stage, text
+from support.stage import PYTEST, Stage, text
 from support.terminal import Terminal, finish
 
 from pytest_aorta.cli import submit as submit_command
@@ -57,6 +57,7 @@ esac
 SACCT = """\
 #!/bin/bash
 cd -- "$(dirname "$0")" || exit
+echo "$@" >> sacct-asked
 if [ ! -e accounting ]; then echo "Slurm accounting storage is disabled" >&2; exit 1; fi
 cat accounting
 """
@@ -290,6 +291,58 @@ def test_what_the_queue_has_forgotten_is_asked_of_the_accounting(stage: Stage, s
     assert "--jobs=100,101" in asked
 
 
+def test_a_task_that_the_queue_has_forgotten_is_asked_of_the_accounting_while_others_live(
+    stage: Stage, scheduler: StandInScheduler
+) -> None:
+    submit("--cluster", "slurm", "-a", "one")
+    [(number, name, *_)] = scheduler.jobs
+    scheduler.set_jobs([f"{number}_1", name, "RUNNING", "None"])
+    (scheduler.folder / "accounting").write_text(f"{number}_0|OUT_OF_MEMORY|0:125\n")
+    assert jobs() == [["OUT_OF_MEMORY", "exit code 0:125"], ["RUNNING", ""]]
+    assert (status()["one"]["failed"], status()["one"]["submitted"]) == (1, 2)
+    assert (scheduler.folder / "sacct-asked").read_text().count(f"--jobs={number}_0 ") == 1
+    assert f"--jobs={number},1 " in (scheduler.folder / "squeue-asked").read_text()
+
+
+KILLED = """
+[[action]]
+name = "killed"
+command = "sh -c 'kill -9 $$'"
+trials = 2
+group.maximum_size = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("CANCELLED", ("infrastructure_failed", "interrupted: job 100 ended: CANCELLED (by 0)", "eligible")),
+        ("NODE_FAIL", ("infrastructure_failed", "interrupted: job 100 ended: NODE_FAIL (by 0)", "eligible")),
+        ("OUT_OF_MEMORY", ("workload_failed", "OUT_OF_MEMORY: ended by SIGKILL", "failed")),
+        ("FAILED", ("workload_failed", "ended by SIGKILL", "failed")),
+    ],
+)
+def test_the_end_of_a_job_says_why_its_trial_was_killed(
+    stage: Stage, scheduler: StandInScheduler, state: str, expected: tuple[str, str, str]
+) -> None:
+    stage.write_file("aorta.toml", KILLED)
+    submit()
+    [first, second] = scheduler.jobs
+    job = stage.path / ".aorta/jobs" / first[1]
+    inside = {"AORTA_JOB": str(job), "AORTA_JOB_TASK": "0", "SLURM_JOB_ID": "100"}
+    items = stage.path / ".aorta/jobs" / first[1] / "items-0.txt"
+    stage.command(*PYTEST, f"@{items}", env=inside)
+    [(path, record)] = stage.trials("workspace").items()
+    assert (record["exit_status"], record["failure"]["in_doubt"]) == ("workload_failed", True)
+    assert (status()["killed"]["submitted"], status()["killed"]["failed"]) == (2, 0)
+    scheduler.set_jobs([*first[:2], state, "by 0"], second)
+    row = status()["killed"]
+    assert {name for name in ("failed", "eligible") if row[name]} == {expected[2]}
+    record = stage.trials("workspace")[path]
+    assert (record["exit_status"], record["failure"]["message"]) == expected[:2]
+    assert record["failure"]["in_doubt"] is None
+
+
 def test_a_queue_that_is_down_changes_nothing(stage: Stage, scheduler: StandInScheduler) -> None:
     submit()
     scheduler.is_down(True)
@@ -362,6 +415,116 @@ def test_jobs_are_cancelled_by_number_or_action(stage: Stage, scheduler: StandIn
     refused = command("cancel", "7")
     assert (refused.exit_code, "7' is no job of this recipe" in refused.output) == (2, True)
     assert command("cancel").exit_code == 2
+
+
+WHOLE = """
+[[action]]
+name = "one"
+command = "touch workspace/{directory}/one"
+products = ["one"]
+
+[[action]]
+name = "two"
+command = "touch {directories}"
+products = ["two"]
+previous_actions = ["one"]
+group = {maximum_size = 2, submit_whole = true}
+"""
+
+
+def test_a_group_that_is_not_whole_waits_and_holds_up_no_other(
+    stage: Stage, scheduler: StandInScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.write_file("aorta.toml", WHOLE)
+    for name in "abd":
+        (stage.path / "workspace" / name / "one").touch()
+    command("scan")
+    why = "  its group of 2 is submitted as a whole only, and c is waiting"
+    assert why in command("why", "d", "-a", "two").output.splitlines()
+    assert "its group" not in command("why", "a", "-a", "two").output
+
+    def end_jobs(seconds: float) -> None:
+        for _, name, state, _ in scheduler.jobs:
+            if state == "PENDING" and name.startswith("one"):
+                (stage.path / "workspace/c/one").touch()
+        scheduler.set_jobs(*([number, name, "COMPLETED", "None"] for number, name, *_ in scheduler.jobs))
+
+    monkeypatch.setattr(submit_command, "time", SimpleNamespace(time=time.time, sleep=end_jobs))
+    lines = [line for line in submit("--watch") if line.startswith("two:")]
+    assert lines[0].startswith("two: 1 job (2 directories) on one-by-one")
+    assert lines[0].endswith(", 1 waiting, 1 in groups that are not whole (pytest-aorta why NAME)")
+    assert lines[1].startswith("two: 1 job (2 directories) on one-by-one")  # c and d
+    result = stage.command(*PYTEST, "aorta.toml", "-rs", "-k", "two and not c")
+    assert "1 of a group of 2, which runs as a whole only" not in text(result)  # both are ready now
+
+
+SINFO = """\
+#!/bin/bash
+echo "cpu*|1:00:00|2|8|16000|(null)"
+echo "cpu*|1:00:00|1|64|256000|(null)"
+echo "gpu|2-00:00:00|4|32|128000|gpu:a100:4(S:0-1),tmp:1"
+"""
+
+
+HALF_AN_HOUR = 'walltime.per_submission = "00:30:00"\n'
+
+
+@pytest.mark.parametrize(
+    ("resources", "why"),
+    [
+        ('walltime.per_submission = "01:00:01"', "61 minutes, of 60"),
+        (HALF_AN_HOUR + "threads_per_process = 65", "65 CPUs of one node for a process, of 64"),
+        (HALF_AN_HOUR + "memory_per_cpu_mb = 256001", "256001 MB of one node for a process, of 256000"),
+        (HALF_AN_HOUR + "gpus_per_process = 1", "1 GPUs of one node for a process, of 0; 1 GPUs, of 0"),
+        ('walltime.per_submission = "01:00:00"\nthreads_per_process = 64\nmemory_per_cpu_mb = 4000', None),
+    ],
+)
+def test_a_job_that_can_never_start_is_refused(
+    stage: Stage, scheduler: StandInScheduler, resources: str, why: str | None
+) -> None:
+    (scheduler.folder / "sinfo").write_text(SINFO)
+    (scheduler.folder / "sinfo").chmod(0o755)
+    recipe = RECIPE.partition('[[action]]\nname = "two"')[0] + f"[action.resources]\n{resources}\n"
+    stage.write_file("aorta.toml", recipe)
+    if why is None:
+        submit()
+        return
+    message = "action 'one': a job over 2 can never start on the default partition of 'one-by-one': it asks for "
+    assert message + why in refused()
+    assert scheduler.jobs == []
+    stage.write_file("aorta.toml", recipe + "[action.submit_options]\none-by-one.custom = ['--partition=other']\n")
+    submit()  # which nothing is known of
+
+
+OVERLAPPING = """
+[workspace]
+value_file = "v.json"
+[[action]]
+name = "p"
+command = "echo low >> workspace/{directory}/p"
+products = ["p"]
+group.include = [{condition = ["/v", "<=", 1]}]
+[[action]]
+name = "p"
+command = "echo high >> workspace/{directory}/p"
+products = ["p"]
+group.include = [{condition = ["/v", ">=", 1]}]
+"""
+
+
+def test_two_actions_of_one_name_are_never_on_one_directory(stage: Stage, scheduler: StandInScheduler) -> None:
+    stage.write_file("aorta.toml", OVERLAPPING)
+    for number, name in enumerate("abcd"):
+        stage.write_file(f"workspace/{name}/v.json", json.dumps({"v": number}))
+    why = "aorta.toml:8: 'b' would be {} multiple times: the action 'p' of line 3 includes it as well"
+    assert why.format("submitted") in refused("-n", "1")
+    assert why.format("submitted") in refused("--cluster", "none")
+    assert why.format("run") in command("run").output + text(stage.command(*PYTEST, "aorta.toml"))
+    assert scheduler.jobs == []
+    assert not (stage.path / "workspace/b/p").exists()
+    stage.write_file("workspace/b/p", "")
+    command("scan")
+    assert matches(submit("--cluster", "one-by-one"), "p: 1 job (1 directory)*", "p: 1 job (2 directories)*")
 
 
 @pytest.mark.slow

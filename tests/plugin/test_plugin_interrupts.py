@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.neighbourhood import leave, notes, workloads
-from support.stage import Stage
+from support.stage import Stage, text
 
 FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
 THREE = ("--aorta-trials", "6", "--aorta-slots", "3")
@@ -164,6 +164,55 @@ def test_a_signal_to_all_processes_interrupts_a_trial(
     assert list(waits.statuses().values()) == ["ok", "ok", "infrastructure_failed"]
     assert waits.trial("Waits/trial_2.json")["failure"]["message"] == f"interrupted: {NAMES[number]}"
     assert waits.left_running() == []
+
+
+def test_a_signal_that_reaches_pytest_after_the_end_of_the_trial_has_ended_both(
+    waits: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAIT_IN", "run")
+    process = waits.start("waits.py", "--aorta-trials", "4", "-o", "aorta_grace=60")
+    waits.wait_until((waits.path / "waiting").exists)
+    for each in waits.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if each.pid != process.pid:
+                each.send_signal(signal.SIGTERM)
+    waits.wait_until((waits.results / "Waits/trial_2.json").exists)
+    process.send_signal(signal.SIGTERM)
+    assert "not counted: 1 interrupted" in text(waits.finish(process))
+    trial = waits.trial("Waits/trial_2.json")
+    assert (trial["exit_status"], trial["failure"]["message"]) == ("infrastructure_failed", "interrupted: SIGTERM")
+    assert trial["artifacts"].keys() >= {"stdout", "stderr"}
+    assert waits.left_running() == []
+
+
+KILLED = """
+import os, signal
+
+class Killed:
+    def __init__(self, config):
+        pass
+    def setup(self):
+        pass
+    def run(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("in_job_of_recipe", [False, True])
+def test_in_a_batch_job_a_trial_is_in_doubt_until_somebody_knows_of_the_end_of_the_job(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, in_job_of_recipe: bool
+) -> None:
+    stage.write(killed=KILLED)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")  # no scheduler answers here
+    if in_job_of_recipe:
+        monkeypatch.setenv("AORTA_JOB", str(stage.path / "job"))
+    result = stage.run_here("killed.py", "--aorta-trials", "2")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    failures = [trial["failure"] for trial in stage.trials().values()]
+    assert [failure["in_doubt"] for failure in failures] == [True if in_job_of_recipe else None] * 2
+    assert ("not counted: 2 in doubt" in text(result)) == in_job_of_recipe
+    assert ("2 of 2" in text(result)) == (not in_job_of_recipe)
+    assert set(stage.statuses().values()) == {"workload_failed"}
 
 
 @pytest.mark.slow

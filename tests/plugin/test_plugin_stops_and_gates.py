@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from support.stage import Stage, counts
@@ -139,7 +140,26 @@ def test_failing_trials_are_no_failure_where_the_gates_hold(flaky: Stage) -> Non
             "*5 failed, 5 passed*",
         ]
     )
-    assert 'failures="5"' in (flaky.path / "junit.xml").read_text()
+    suite, cases = junit(flaky)
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["12", "0", "0"]
+    assert cases["failure_rate<=0.02"].find("failure") is None
+    said = cases["flaky[local-none-0]"].findtext("system-err") or ""
+    assert "run() returned passed=False" in said
+
+
+def test_junit_follows_the_gates(flaky: Stage) -> None:
+    flaky.write(test_other="def test_it():\n    assert False\n")
+    gated(flaky, "failure_rate_upper(none)<=0.02", more=("test_other.py", "--junitxml", "junit.xml"))
+    suite, cases = junit(flaky)
+    failed = [name for name, case in cases.items() if case.find("failure") is not None]
+    assert (failed, suite.get("failures")) == (["test_it", "failure_rate_upper(none)<=0.02"], "2")
+    [failure] = cases["failure_rate_upper(none)<=0.02"]
+    assert failure.get("message") == "local-none of flaky has upper(failure_rate) 1; 5 of 5 failed"
+
+
+def junit(stage: Stage) -> tuple[ElementTree.Element, dict[str, ElementTree.Element]]:
+    suite = ElementTree.parse(stage.path / "junit.xml").getroot()[0]
+    return suite, {case.get("name", ""): case for case in suite.iter("testcase")}
 
 
 def test_one_that_does_not_hold_says_where_and_why(flaky: Stage) -> None:

@@ -248,6 +248,7 @@ def test_infrastructure_is_shown_and_never_counts() -> None:
         "timeout": (4,),
         "infrastructure": (1, 5),
         "interrupted": (),
+        "in doubt": (),
         "did not run": (2,),
     }
     assert sum(len(each.trials) for each in found.signatures) == 2

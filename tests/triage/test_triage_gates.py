@@ -30,6 +30,7 @@ def problems(gate: str, *cells: list[TrialFacts], settings: TriageSettings | Non
         "failures<1",
         "infrastructure==0",
         "upper(failure_rate)<0.2",
+        "failure_rate_upper<0.2",
         "upper( failure_rate( omp_1 ) ) < 0.2",
         "lower(failure_rate(none))>0.5",
         "verdict(omp_1)==fixes",

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,8 +81,10 @@ CASES: dict[str, tuple[str, list[list[str]]]] = {
 }
 
 
-def scripts(text: str, groups: Sequence[Sequence[str]], tmp_path: Path, cluster: str = "here") -> list[str]:
-    (tmp_path / "clusters.toml").write_text(CLUSTERS)
+def scripts(
+    text: str, groups: Sequence[Sequence[str]], tmp_path: Path, cluster: str = "here", clusters: str = ""
+) -> list[str]:
+    (tmp_path / "clusters.toml").write_text(clusters or CLUSTERS)
     configuration = Configuration((tmp_path,))
     found = configuration.cluster(cluster)
     project = Project(recipe_of(text))
@@ -114,6 +117,24 @@ def test_shellcheck_has_nothing_to_say(file: Path) -> None:
     # SC2317: what a trap calls looks as if it were never called.
     done = subprocess.run(["shellcheck", "--exclude=SC2317", str(file)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_what_row_1_0_can_say_of_a_job(tmp_path: Path) -> None:
+    """In Row, an action has ``output_file_*`` and memory by these names."""
+    more = """
+        resources = {memory_per_gpu_mb = 100, gpus_per_process = 2}
+        [action.submit_options.here]
+        output_file_path = "logs/of it"
+        output_file_name = "{action_name}-%j.txt"
+        """
+    [script] = scripts(COMMAND + textwrap.dedent(more), [["a"]], tmp_path)
+    assert '#SBATCH --output="logs/of it/act-%j.txt"\n' in script
+    assert "#SBATCH --mem-per-gpu=100M\n" in script
+    assert "#SBATCH --gpus-per-task=2\n" in script
+    (tmp_path / "other").mkdir()
+    other = CLUSTERS.replace('name = "here"', 'name = "here"\nslurm_gpus_per_task = "--gres=gpu:"')
+    [script] = scripts(COMMAND + textwrap.dedent(more), [["a"]], tmp_path / "other", clusters=other)
+    assert "#SBATCH --gres=gpu:2\n" in script
 
 
 def test_groups_of_one_size_are_an_array_but_on_this_host_and_others_jobs_of_their_own(tmp_path: Path) -> None:
@@ -162,6 +183,7 @@ def test_no_name_reaches_a_shell_unquoted(tmp_path: Path, names: list[str], valu
     job = root / ".aorta/jobs/j"
     job.mkdir(parents=True, exist_ok=True)
     (job / "job.json").touch()
+    (job / "task-0.log").unlink(missing_ok=True)
     stub, out, noted = tmp_path / "stub", tmp_path / "out", tmp_path / "noted"
     stub.write_text(STUB)
     stub.chmod(0o755)
@@ -211,7 +233,19 @@ def test_one_failing_directory_does_not_end_the_others(command: str, tmp_path: P
     done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
     assert done.returncode == 2
     assert (tmp_path / "ran").read_text() == f"{tmp_path}\n"
-    assert [line.split()[2] == "0" for line in (folder / "task-0.log").read_text().splitlines()] == [False, True]
+    statuses = [line for line in (folder / "task-0.log").read_text().splitlines() if line.startswith("status")]
+    assert [line.split()[2] == "0" for line in statuses] == [False, True]
+
+
+def test_a_job_that_is_started_again_runs_what_had_not_succeeded_and_notes_where(tmp_path: Path) -> None:
+    lines = [f"echo {name} >> ran; [ {name} != b ] || [ -e again ]" for name in "abc"]
+    folder, script = job_script(tmp_path, lines)
+    for host in ("n0", "n1"):
+        subprocess.run(["bash"], input=f"HOSTNAME={host}\n{script}", text=True, cwd=tmp_path)
+        (tmp_path / "again").touch()
+    assert (tmp_path / "ran").read_text().split() == ["a", "b", "c", "b"]
+    began = [line for line in (folder / "task-0.log").read_text().splitlines() if line.startswith("began")]
+    assert began == ["began 0 n0", "began 1 n0", "began 2 n0", "began 1 n1"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.workflow.clusters import Cluster, Configuration
-from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.finding import RecipeError, UnknownKey
 from pytest_aorta.workflow.recipe import Resources
 
 MINE = """
@@ -62,7 +62,11 @@ def test_a_cluster_of_the_project_comes_before_that_of_the_user_and_built_in_one
             r"clusters.toml:7: cluster\[0\].partition\[0\]: unknown key 'nam'; did you mean 'name'",
         ),
         ('scheduler = "slurm"', "", r"clusters.toml:2: cluster\[0\]: key 'scheduler' is missing$"),
-        ('"slurm"', '"pbs"', r"clusters.toml:5: cluster\[0\].scheduler = 'pbs': expected 'bash' or 'slurm'$"),
+        (
+            '"slurm"',
+            '"pbs"',
+            r"clusters.toml:5: cluster\[0\].scheduler = 'pbs': expected 'bash', 'slurm', or one that PSI/J knows",
+        ),
         ('name = "only"', 'name = "on\\nly"', "clusters.toml:7: .*one line of printable text"),
         ('name = "only"', 'name = "only"\nmemory_per_cpu = "lots"', "clusters.toml:8: .*a size such as 1970M or 5G"),
         ("identify.by_environment", "identify.always = true\nidentify.by_environment", "set exactly one of"),
@@ -131,6 +135,24 @@ def test_the_first_partition_that_takes_the_job_is_chosen(
     limits: dict[str, Any], resources: dict[str, Any], fits: bool
 ) -> None:
     assert chosen([of("first", **limits), ANY], **resources) == ("first" if fits else "any")
+
+
+def test_keys_of_later_versions_of_row(configuration: Configuration) -> None:
+    text = MINE.replace("[[cluster.partition]]", 'slurm_gpus_per_task = "--gres=gpu:"\n[[cluster.partition]]')
+    write(configuration, "project", "clusters.toml", text + "memory_per_cpu_mb = 1970\nof_the_future = 3\n")
+    with pytest.warns(UnknownKey, match=r"clusters.toml: unknown key 'of_the_future', perhaps of a later version"):
+        cluster = configuration.cluster("mine")
+    assert (cluster.slurm_gpus_per_task, cluster.partition[0].memory_per_cpu) == ("--gres=gpu:", "1970M")
+    assert configuration.launchers_on("mine")["rayon"].words(Resources(threads_per_process=4), 1) == (
+        "RAYON_NUM_THREADS=4"
+    )
+
+
+def test_less_memory_than_there_is_is_warned_of() -> None:
+    some = [of("some", memory_per_cpu="2G")]
+    warned = "partition some: 2000M of memory per CPU is asked for, and 2G would be there"
+    assert warned in chosen(some, memory={"per_cpu_mb": 2000})
+    assert chosen(some, memory={"per_cpu_mb": 2048}) == "some"
 
 
 def test_processes_per_directory_count_for_the_whole_job() -> None:

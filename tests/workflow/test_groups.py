@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.conditions import Json, compared, parse_condition, selected
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.groups import FIRST_WAVE, action_variables, check_whole, grouped, included, next_wave
+from pytest_aorta.workflow.groups import FIRST_WAVE, action_variables, grouped, included, next_wave, whole_groups
 from pytest_aorta.workflow.recipe import (
     Action,
     ActionTable,
@@ -37,6 +38,10 @@ NAMES = list(VALUES)
 
 def value_of(name: str) -> Json:
     return VALUES[name]
+
+
+def groups_of(*given: Any, of_trials: bool = False) -> list[list[str]]:
+    return list(grouped(*given, of_trials=of_trials))
 
 
 def named(*groups: str) -> list[list[str]]:
@@ -59,8 +64,8 @@ def test_groups_are_sorted_split_where_keys_differ_and_then_by_size(
     keys: dict[str, Any], expected: list[list[str]]
 ) -> None:
     group = Group.model_validate(keys)
-    assert grouped(group, NAMES[::-1], value_of) == expected
-    assert grouped(group, [], value_of) == []
+    assert groups_of(group, NAMES[::-1], value_of) == expected
+    assert groups_of(group, [], value_of) == []
 
 
 @pytest.mark.parametrize(
@@ -93,7 +98,7 @@ def test_a_missing_element_is_an_error_that_names_directory_and_keys() -> None:
     ):
         included(group, NAMES, value_of)
     with pytest.raises(RequestError, match="no element '/j'"):
-        grouped(Group(sort_by=("/j",)), NAMES, value_of)
+        groups_of(Group(sort_by=("/j",)), NAMES, value_of)
 
 
 def test_a_selector_looks_no_further_once_it_has_decided() -> None:
@@ -104,17 +109,24 @@ def test_a_selector_looks_no_further_once_it_has_decided() -> None:
 def test_mixed_types_have_no_order() -> None:
     values: dict[str, Json] = {"a": {"k": 1}, "b": {"k": "one"}}
     with pytest.raises(RequestError, match=r"directories '.' and '.' cannot be sorted"):
-        grouped(Group(sort_by=("/k",)), ["a", "b"], values.__getitem__)
+        groups_of(Group(sort_by=("/k",)), ["a", "b"], values.__getitem__)
 
 
-def test_a_part_of_a_whole_group_is_refused() -> None:
+def test_no_more_directories_are_looked_at_than_groups_are_taken() -> None:
+    looked_at = []
+
+    def is_left(name: str) -> bool:
+        looked_at.append(name)
+        return name not in ("dir0", "dir2")
+
+    groups = grouped(Group(maximum_size=2), NAMES, value_of, is_left)
+    assert next(groups) == ["dir1", "dir3"]
+    assert looked_at == NAMES[:4]
+
+
+def test_whole_groups_are_those_of_all_included_units() -> None:
     whole = Action("act", ActionTable(group=Group(maximum_size=4, submit_whole=True)), 1)
-    check_whole(whole, [NAMES[:4]], NAMES, value_of)
-    with pytest.raises(
-        RequestError, match=r"action 'act' has submit_whole, and the group of 'dir1' with 3 directories"
-    ):
-        check_whole(whole, [NAMES[1:4]], NAMES, value_of)
-    check_whole(Action("act", ActionTable(group=Group(maximum_size=4)), 1), [NAMES[1:4]], NAMES, value_of)
+    assert whole_groups(whole, NAMES, value_of)[0] == NAMES[:4]
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-3, 3, allow_nan=False) | st.text("ab", max_size=2)
@@ -139,7 +151,7 @@ def test_each_directory_is_in_one_group_and_groups_follow_the_keys(
     keys: dict[str, int], size: int, reverse: bool
 ) -> None:
     group = Group(sort_by=("/k",), split_by_sort_key=True, maximum_size=size, reverse_sort=reverse)
-    found = grouped(group, list(keys), lambda name: {"k": keys[name]})
+    found = groups_of(group, list(keys), lambda name: {"k": keys[name]})
     flat = list(itertools.chain(*found))
     assert flat == sorted(sorted(keys), key=keys.__getitem__)[:: -1 if reverse else 1]
     assert all(len({keys[name] for name in part}) == 1 and len(part) <= size for part in found), json.dumps(found)
@@ -151,7 +163,7 @@ def test_each_group_of_trials_has_equally_many_of_each_cell(
 ) -> None:
     units = [f"local-m{cell}/{index}" for cell in range(cells) for index in range(trials)]
     generator.shuffle(units)
-    found = grouped(Group(maximum_size=size), units, value_of, of_trials=True)
+    found = groups_of(Group(maximum_size=size), units, value_of, of_trials=True)
 
     assert sorted(itertools.chain(*found)) == sorted(units)
     assert len(found) == math.ceil(len(units) / size)
@@ -163,14 +175,14 @@ def test_each_group_of_trials_has_equally_many_of_each_cell(
     for part in found:
         indices = [int(unit.rpartition("/")[2]) for unit in part]
         assert indices == sorted(indices)
-    assert found == grouped(Group(maximum_size=size), sorted(units), value_of, of_trials=True)
+    assert found == groups_of(Group(maximum_size=size), sorted(units), value_of, of_trials=True)
 
 
 def test_of_more_cells_than_a_group_has_trials_each_meets_all_others() -> None:
     units = [f"local-m{cell}/{index}" for cell in range(4) for index in range(40)]
     met = Counter(
         pair
-        for part in grouped(Group(maximum_size=2), units, value_of, of_trials=True)
+        for part in groups_of(Group(maximum_size=2), units, value_of, of_trials=True)
         for pair in itertools.permutations(sorted({unit.rpartition("/")[0] for unit in part}), 2)
     )
     assert len(met) == 4 * 3
@@ -182,7 +194,7 @@ def test_trials_that_the_user_sorts_are_in_that_order() -> None:
     values: dict[str, Json] = {unit: {"mitigation": unit[7]} for unit in units}
     group = Group(sort_by=("/mitigation",), split_by_sort_key=True, maximum_size=3)
 
-    found = grouped(group, units, values.__getitem__, of_trials=True)
+    found = groups_of(group, units, values.__getitem__, of_trials=True)
     assert found == [units[:3], units[3:4], units[4:7], units[7:]]
 
 
@@ -224,6 +236,40 @@ def test_commands_name_each_directory_or_all_and_braces_of_the_shell_stay(
     check_command(command)
     values: list[Json] = [{"lr": 0.1, "a": {"b": "t u"}}] * len(names)
     assert shell_commands(command, names, values, WORKSPACE) == lines
+
+
+@pytest.mark.parametrize(
+    ("each", "paths", "line"),
+    [
+        ("directory", "d 1", "run 'w s/d 1'"),
+        ("trial", "m/w/local-none/trial_3", "run 'w s/m/w/local-none/trial_3' 'w s/m/w/local-none' 'w s/m'"),
+        ("trial", "m/w/trial_3", "run 'w s/m/w/trial_3' 'w s/m/w' 'w s/m'"),
+        ("cell", "m/w/local-none", "run 'w s/m/w/local-none' 'w s/m/w/local-none' 'w s/m'"),
+        ("matrix", "m", "run 'w s/m' 'w s/m'"),
+    ],
+)
+def test_folders_are_paths_from_where_a_command_runs(each: str, paths: str, line: str) -> None:
+    command = "run {folder}" + {"directory": "", "matrix": " {results}"}.get(each, " {cell} {results}")
+    check_command(command, each)
+    assert shell_commands(command, [paths], [None], Path("w s")) == [line]
+
+
+@pytest.mark.parametrize(
+    ("command", "each", "why"),
+    [
+        (
+            "run {cell}",
+            "directory",
+            "has {cell}, which is for each = 'trial' or 'cell'; for each = 'directory', {direct",
+        ),
+        ("run {results}", "directory", "has {results}, which is for each = 'trial' or 'cell' or 'matrix'"),
+        ("run {results}", "cell", "has neither of {cell_folder} and {cell_folders}"),
+        ("run {folder} {trial_folders}", "trial", "has both of"),
+    ],
+)
+def test_folders_that_a_command_has_not_are_refused(command: str, each: str, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        check_command(command, each)
 
 
 def test_an_element_that_is_missing_names_its_directory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
@@ -12,8 +13,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.recipes import recipe_of
+from support.recipes import ONE, recipe_of
 
+from pytest_aorta.workflow import known
 from pytest_aorta.workflow.known import Decision, Journal, Known, Request, Workspace
 
 RECIPE = '[workspace]\nvalue_file = "v.json"\n[[action]]\nname = "matrix"\nworkload = "gemm"\n'
@@ -49,7 +51,7 @@ def test_what_was_journaled_is_read_and_then_in_the_cache(tmp_path: Path) -> Non
         journal.add("compare", "a b\nc", "completed")
         journal.add("compare", "gone", "failed")
         journal.add("compare", "gone", None)
-        assert not (tmp_path / ".aorta/state.json").exists()
+        assert not (tmp_path / ".aorta/index.sqlite").exists()
     expected = {"matrix": {"local-none/0": "timeout"}, "compare": {"a b\nc": "completed"}}
     for _ in range(2):
         assert completed(tmp_path) == expected
@@ -83,12 +85,12 @@ def test_a_scan_replaces_nothing_that_others_have_completed_in_the_meantime(tmp_
 
 
 def test_decisions_add_up_as_long_as_they_are_about_the_same(tmp_path: Path) -> None:
-    known = Known()
+    added = Known()
     for asked, cell in (("x", "a"), ("x", "b"), ("y", "c")):
-        known.add(Known(decided={"matrix": Decision(asked=asked, cells={cell: "why"})}))
+        added.add(Known(decided={"matrix": Decision(asked=asked, cells={cell: "why"})}))
         if asked == "x":
-            assert cell in known.decided["matrix"].cells
-    assert known.decided["matrix"] == Decision(asked="y", cells={"c": "why"})
+            assert cell in added.decided["matrix"].cells
+    assert added.decided["matrix"] == Decision(asked="y", cells={"c": "why"})
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,48 @@ def test_a_damaged_cache_counts_as_empty_and_is_named(tmp_path: Path, text: str)
     (tmp_path / ".aorta/state.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     found = read(tmp_path)
     assert (found.known.completed, list(found.damaged)) == ({}, ["state.json"])
+
+
+def test_the_cache_of_an_earlier_version_is_read_once(tmp_path: Path) -> None:
+    earlier = Known(
+        completed={"one": {"a": ("completed", "k"), "\udcff": ("failed", "")}, "matrix": {"c/0": ("ok", REQUEST.key)}},
+        requests={REQUEST.key: REQUEST},
+        decided={"matrix": Decision(asked="x", cells={"c": "why"})},
+        outputs={"one": {"\udcff": "the end \udcff"}},
+    )
+    (tmp_path / ".aorta").mkdir()
+    (tmp_path / ".aorta/state.json").write_text(earlier.text())
+    with closing(Journal(tmp_path / ".aorta")) as journal:
+        journal.add("one", "a", None)
+    earlier.completed["one"].pop("a")
+    for _ in range(2):
+        found = read(tmp_path)
+        assert (found.damaged, found.known) == ({}, earlier.model_copy(update={"folded": found.known.folded}))
+        assert not (tmp_path / ".aorta/state.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "SQLite format 3\0" + "x" * 5000])
+def test_a_damaged_index_counts_as_empty_and_is_made_again(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".aorta").mkdir()
+    (tmp_path / ".aorta/index.sqlite").write_text(text)
+    found = read(tmp_path)
+    assert (found.known.completed, list(found.damaged)) == ({}, ["index.sqlite"])
+    found.record(Known(completed={"one": {"a": ("completed", "")}}))
+    assert completed(tmp_path) == {"one": {"a": "completed"}}
+
+
+def test_one_directory_is_read_without_the_others(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        make(tmp_path, name, name * 2)
+    recipe = recipe_of(RECIPE + ONE, str(tmp_path / "aorta.toml"))
+    everything = Workspace.from_cache(recipe)
+    assert [everything.value_of(name) for name in everything.names] == ["aa", "bb", "cc"]
+    everything.record(Known(completed={"one": dict.fromkeys("abc", ("completed", ""))}))
+    found = Workspace.from_cache(recipe, {"b", "gone", "../b"})
+    assert (found.names, found.value_of("b")) == (["b"], "bb")
+    assert found.known.completed["one"] == {"b": ("completed", "")}
+    assert found.record(Known(), lambda action, unit: unit == "b") == (0, 1)
+    assert completed(tmp_path) == {"one": {"a": "completed", "c": "completed"}}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +233,7 @@ def test_writers_that_are_killed_lose_no_line_that_they_have_written(tmp_path: P
         writer.communicate()
     units = list(completed(tmp_path)["matrix"])
     for number in range(2):
-        own = [unit for unit in units if unit.startswith(f"c{number}/")]
+        own = sorted((unit for unit in units if unit.startswith(f"c{number}/")), key=lambda unit: int(unit[3:]))
         assert own == [f"c{number}/{index}" for index in range(len(own))]
         assert len(own) > 50
     assert journals(tmp_path) == []
@@ -209,7 +253,10 @@ def test_directories_are_all_folders_but_the_results_of_workloads(tmp_path: Path
     assert read(tmp_path).names == ["a", "b", "\udcff \n"]
 
 
-def test_an_edited_value_is_seen_when_values_are_refreshed_and_by_a_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_threads", [False, True])
+def test_an_edited_value_is_seen_when_values_are_refreshed_and_by_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_threads: bool
+) -> None:
     make(tmp_path, "a", {"x": [1, float("nan")]})
     make(tmp_path, "\udcff", {"text": "\ud800"})
     first = read(tmp_path)
@@ -217,9 +264,13 @@ def test_an_edited_value_is_seen_when_values_are_refreshed_and_by_a_run(tmp_path
     first.save()
     (tmp_path / "workspace/a/v.json").write_text('{"x": 22}')
     again = read(tmp_path)
+    monkeypatch.setattr(known, "_WAITS", -1 if by_threads else math.inf)
+    monkeypatch.setattr(known, "_AT_ONCE", 1)
     assert again.value_of("a") != {"x": 22}
     assert Workspace(recipe_of(RECIPE, str(tmp_path / "aorta.toml"))).value_of("a") == {"x": 22}
-    again.refresh_values()
+    assert [(name, {*there}) for name, there in again.look(again.names, 3)] == [
+        (name, {"v.json"}) for name in again.names
+    ]
     again.save()
     assert read(tmp_path).value_of("a") == {"x": 22}
 
@@ -233,4 +284,5 @@ def test_what_a_reader_looks_up_does_not_undo_what_others_complete(tmp_path: Pat
     read(tmp_path)
     reader.save()
     assert completed(tmp_path) == {"one": {"a": "completed"}}
-    assert read(tmp_path).known.values["a"][2] == 1
+    (tmp_path / "workspace/a/v.json").unlink()
+    assert read(tmp_path).value_of("a") == 1

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from support.recipes import ONE, recipe_of
 
-from pytest_aorta.workflow.finding import RecipeError, find_recipe
-from pytest_aorta.workflow.recipe import read_recipe
+from pytest_aorta.workflow.finding import RecipeError, UnknownKey, find_recipe
+from pytest_aorta.workflow.recipe import Every, parse_recipe, present, read_recipe
+
+
+def test_a_key_that_a_later_row_may_have_is_a_warning_in_files_of_row_unless_it_looks_mistyped(tmp_path: Path) -> None:
+    text = "[[action]]\nname = 'one'\ncommand = 'echo {directory}'\nof_the_future = 3\n"
+    with pytest.warns(
+        UnknownKey, match=r"workflow.toml: unknown key 'of_the_future', perhaps of a later version of Row"
+    ):
+        assert parse_recipe(text, tmp_path / "workflow.toml").actions[0].name == "one"
+    for wrong, file in ((text, "aorta.toml"), (text.replace("of_the_future", "previous_action"), "workflow.toml")):
+        with pytest.raises(RecipeError, match="unknown key"):
+            parse_recipe(wrong, tmp_path / file)
 
 
 def test_an_empty_recipe_has_no_actions_and_rows_workspace() -> None:
@@ -261,3 +272,11 @@ def test_what_may_be_a_secret_is_not_shown(table: str) -> None:
 def test_a_long_value_is_cut_and_a_hostile_name_is_escaped() -> None:
     assert len(message_of(f"{MATRIX}trials = '{'9' * 500}x'\n")) < 250
     assert "\x1b" not in message_of('[[action]]\nname = "\\u001b[31m"\nstepz = 1\n')
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"), [("day", "2026-11-28"), ("week", "2026-11-23"), ("month", "2026-11-01")]
+)
+def test_the_present_day_week_and_month(every: Every, expected: str) -> None:
+    saturday = datetime(2026, 11, 28, 5, 30, tzinfo=timezone.utc)
+    assert present(every, saturday).isoformat() == f"{expected}T00:00:00+00:00"

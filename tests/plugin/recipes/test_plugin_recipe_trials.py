@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 
 import numpy  # noqa: F401  (a stage takes back what was imported on it, and numpy cannot be imported twice)
 import pytest
@@ -15,6 +17,8 @@ from support.terminal import Terminal, finish, start_pytest
 from support.workloads import SHAKY, shaky_project
 
 from pytest_aorta.triage.reading import Results
+
+COMMAND = (sys.executable, "-m", "pytest_aorta")
 
 RECIPE = """
 [[action]]
@@ -220,3 +224,39 @@ def test_a_recipe_names_ways_to_fail(stage: Stage) -> None:
     result.stdout.fnmatch_lines(["*4x bad lane*"])
     read = [trial.facts.signature for trial in Results(stage.path / "workspace/lanes")]
     assert [signature and signature.message for signature in read] == 4 * ["bad lane"]
+
+
+def test_a_new_run_keeps_no_trial_and_makes_again_what_is_made_of_them(stage: Stage) -> None:
+    stage.run_here("aorta.toml", "-q")
+    before = {path: trial["started_at"] for path, trial in stage.trials("workspace").items()}
+    listed = stage.path / "log"
+    lines = len(listed.read_text().splitlines())
+    again = stage.command(*COMMAND, "run", "--new", "-a", "[!s]*")
+    again.stdout.fnmatch_lines(["4 earlier results not kept: it is of an earlier run"])
+    now = stage.trials("workspace")
+    current = {path: trial["started_at"] for path, trial in now.items() if ".history" not in path}
+    assert {path for path in current if current[path] > before[path]} == {path for path in before if "matrix" in path}
+    earlier = [trial["started_at"] for path, trial in now.items() if ".history" in path]
+    assert sorted(earlier) == sorted(time for path, time in before.items() if "matrix" in path)
+    assert len(listed.read_text().splitlines()) == lines + 2
+    shown = stage.command(*COMMAND, "report", "workspace/matrix", "--over-time")
+    shown.stdout.fnmatch_lines(["Cell *", "* local-none *", "*", "* local-fix *", "*", "picture: over-time.svg"])
+    stage.command(*COMMAND, "run")
+    assert {path: stage.trial(path, "workspace")["started_at"] for path in current} == current
+
+
+def test_a_weekly_action_is_stale_in_the_next_week_and_runs_again(stage: Stage) -> None:
+    change(stage, 'name = "matrix"', 'name = "matrix"\nevery = "week"')
+    stage.run_here("aorta.toml", "-q")
+    assert short_status()["matrix"][:3] == [2, 2, 0]
+    for path, trial in stage.trials("workspace").items():
+        file = stage.path / "workspace" / path
+        file.write_text(json.dumps({**trial, "started_at": "2001-02-03T04:05:06.007+00:00"}))
+        os.utime(file, (981173106, 981173106))
+    assert short_status()["matrix"] == [0, 0, 4, 0, 0, 0]
+    stage.run_here("aorta.toml", "-q")
+    assert short_status()["matrix"][:3] == [2, 2, 0]
+    assert short_status()["smoke"][:3] == [1, 0, 0]
+    started = {path: trial["started_at"][:4] for path, trial in stage.trials("workspace").items()}
+    assert [year for path, year in started.items() if path.startswith("smoke")] == ["2001"]
+    assert sorted(started.values()).count("2001") == 5  # four of them in the history

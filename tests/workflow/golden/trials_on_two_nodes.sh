@@ -39,6 +39,8 @@ stop() {
 trap stop TERM
 run() { # the number of a command, and the command
     if [ -n "$stopped" ]; then return; fi
+    if grep -qsx "status $1 0" "$job/task-$task.log"; then return; fi # before the job was started again
+    echo "began $1 $HOSTNAME" >> "$job/task-$task.log"
     set -m # a process group of its own
     (eval "$2") < /dev/null &
     child=$!

@@ -1,0 +1,170 @@
+"""How failure rates and step times of cells have gone over the runs of a results directory, its history included."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import exp, inf, log, sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+
+from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import SPEED_MARGIN
+from pytest_aorta.triage.facts import CellKey, TrialFacts
+from pytest_aorta.triage.rates import Interval, difference_p, wilson
+from pytest_aorta.triage.reading import Results
+from pytest_aorta.triage.speed import compare_speeds, measured
+from pytest_aorta.workspace.paths import HISTORY
+
+#: The chance that any change is marked where there is none, however many runs there will be.
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """The trials of a cell in one run.
+
+    ``rate`` and ``step_ms`` have their 95 % intervals; ``None`` where no trial counts, or has step times. ``changes``:
+    against the runs since the last change.
+    """
+
+    began: str
+    failures: int
+    counted: int
+    rate: tuple[float, Interval] | None
+    step_ms: tuple[float, Interval] | None
+    changes: tuple[str, ...] = ()
+
+
+def runs_of(results: Path) -> list[list[TrialFacts]]:
+    """The trials of each run, in their order: a new run begins with the first trial that is there again.
+
+    Raises ``RequestError`` where there are no two.
+    """
+    history = results / HISTORY
+    there = Results(results)
+    facts = [trial.facts for trial in there]
+    if not facts and not history.is_dir():
+        raise there.nothing_found()
+    for folder in sorted(history.iterdir()) if history.is_dir() else ():
+        facts += [trial.facts for trial in Results(folder, there.rules)]
+    if not facts:
+        raise there.nothing_found()
+    found: list[list[TrialFacts]] = []
+    seen: set[tuple[CellKey, int]] = set()
+    for each in sorted(facts, key=lambda it: it.started_at):
+        if not found or (each.key, each.index) in seen:
+            found.append([])
+            seen.clear()
+        seen.add((each.key, each.index))
+        found[-1].append(each)
+    if len(found) < 2:
+        raise RequestError(f"{results}: there is one run; pytest-aorta run --new makes more")
+    return found
+
+
+def over_time(runs: Sequence[Sequence[TrialFacts]]) -> dict[CellKey, list[CellRun]]:
+    """Each cell's runs.
+
+    A run is compared with all since the last change together, failure rates by Boschloo's test and step times by the t
+    test of the table. The k-th comparison of a cell has a share 1 / k (k + 1) of the level, which add up to 1: so one
+    may look after each run, for as long as one likes. Cells and the two questions share it equally.
+    """
+    cells = list(dict.fromkeys(each.key for run in runs for each in run))
+    found: dict[CellKey, list[CellRun]] = {}
+    for key in cells:
+        before: list[TrialFacts] = []
+        looks, own = 0, []
+        for run in ([each for each in run if each.key == key] for run in runs):
+            if not run:
+                continue
+            changes: list[str] = []
+            if before:
+                looks += 1
+                changes = [*_changes(run, before, LEVEL / (looks * (looks + 1)) / (2 * len(cells)))]
+            own.append(_cell_run(run, changes))
+            before = list(run) if changes else [*before, *run]
+        found[key] = own
+    return found
+
+
+def _counts(trials: Iterable[TrialFacts]) -> tuple[int, int]:
+    counted = [each.is_failure for each in trials if each.is_counted]
+    return sum(counted), len(counted)
+
+
+def _changes(run: Sequence[TrialFacts], before: Sequence[TrialFacts], level: float) -> Iterator[str]:
+    one, other = _counts(run), _counts(before)
+    if (p := difference_p(*one, *other)) < level:
+        rates = [failures / trials for failures, trials in (one, other)]
+        yield f"fails {'more' if rates[0] > rates[1] else 'less'} often: {rates[1]:.0%} to {rates[0]:.0%} (p = {p:.2g})"
+    for of in ("steps", "runs"):
+        [speed] = compare_speeds([(measured(run, of), measured(before, of))], SPEED_MARGIN, sequential=False, family=1)
+        if speed.ratio is not None and speed.interval is not None and speed.p < level:
+            yield f"{'slower' if speed.ratio > 1 else 'faster'}: {speed.change} (p = {speed.p:.2g})"
+
+
+def _cell_run(run: Sequence[TrialFacts], changes: Sequence[str]) -> CellRun:
+    failures, counted = _counts(run)
+    times = [time for _, time in measured(run) or measured(run, "runs")]
+    step_ms = None
+    if times:
+        half = inf
+        if len(times) > 1:
+            from scipy.special import stdtrit
+
+            half = float(stdtrit(len(times) - 1, 0.975)) * stdev(times) / sqrt(len(times))
+        mean = fmean(times)
+        step_ms = exp(mean), Interval(exp(mean - half), exp(min(mean + half, log(1e300))))
+    rate = (failures / counted, wilson(failures, counted)) if counted else None
+    return CellRun(run[0].started_at, failures, counted, rate, step_ms, tuple(changes))
+
+
+#: Of the picture, in pixels: a panel, and the space around its axes.
+_WIDTH, _HEIGHT, _MARGIN = 360, 130, 44
+
+
+def picture(cells: dict[CellKey, list[CellRun]]) -> str:
+    """An SVG: a row for each cell, its failure rates on the left and its step times on the right; changes are red."""
+    height = 20 + len(cells) * _HEIGHT
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * _WIDTH} {height}" font-family="sans-serif" '
+        f'font-size="11"><rect width="100%" height="100%" fill="white"/>'
+    ]
+    for row, (key, runs) in enumerate(cells.items()):
+        top = 20 + row * _HEIGHT
+        parts.append(f'<text x="8" y="{top - 4}" font-weight="bold">{html.escape(key.label)}</text>')
+        parts += _panel(0, top, [(run, run.rate) for run in runs], "failure rate", 1.0)
+        parts += _panel(_WIDTH, top, [(run, run.step_ms) for run in runs], "ms", None)
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _panel(
+    left: int, top: int, points: Sequence[tuple[CellRun, tuple[float, Interval] | None]], name: str, most: float | None
+) -> Iterator[str]:
+    shown = [(number, run, each) for number, (run, each) in enumerate(points) if each is not None]
+    if not shown:
+        return
+    highest = most or 1.1 * max(min(each[1].high, 2 * each[0]) for _, _, each in shown)
+    inner, bottom = _WIDTH - 2 * _MARGIN, top + _HEIGHT - _MARGIN
+
+    def x(number: int) -> float:
+        return left + _MARGIN + inner * (number + 0.5) / len(points)
+
+    def y(value: float) -> float:
+        return bottom - (bottom - top - 8) * min(value, highest) / highest
+
+    yield f'<path d="M{left + _MARGIN} {top + 4}V{bottom}h{inner}" fill="none" stroke="#888"/>'
+    yield f'<text x="{left + 4}" y="{top + 14}">{name}</text>'
+    for value in (0.0, highest):
+        text = f"{value:.0%}" if most else f"{value:.3g}"
+        yield f'<text x="{left + _MARGIN - 4}" y="{y(value) + 4}" text-anchor="end">{text}</text>'
+    line = " ".join(f"{x(number):.1f},{y(each[0]):.1f}" for number, _, each in shown)
+    yield f'<polyline points="{line}" fill="none" stroke="#6a8"/>'
+    for number, run, (value, interval) in shown:
+        color = "#c22" if run.changes else "#264"
+        yield f'<path d="M{x(number):.1f} {y(interval.low):.1f}V{y(interval.high):.1f}" stroke="{color}"/>'
+        title = html.escape("; ".join([run.began, *run.changes]))
+        yield f'<circle cx="{x(number):.1f}" cy="{y(value):.1f}" r="3.5" fill="{color}"><title>{title}</title></circle>'
+        yield f'<text x="{x(number):.1f}" y="{bottom + 14}" text-anchor="middle">{run.began[5:10]}</text>'

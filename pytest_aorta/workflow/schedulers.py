@@ -1,0 +1,181 @@
+"""The schedulers that jobs are submitted to, all by the same four questions."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from pytest_aorta.settings import RequestError
+from pytest_aorta.workflow import slurm
+from pytest_aorta.workflow.slurm import LostAnswer, SchedulerError, TaskState
+
+
+class Asked(NamedTuple):
+    """A script with what its job asks for, for schedulers that do not read that in the script."""
+
+    name: str
+    script: Path
+    folder: Path
+    output: Path
+    walltime: timedelta
+    nodes: int = 1
+    processes: int = 1
+    threads: int | None = None
+    gpus: int | None = None
+    partition: str | None = None
+    account: str | None = None
+
+
+class Scheduler(Protocol):
+    """Raises ``SchedulerError`` where it does not answer, or refuses; ``LostAnswer`` where it may have a job."""
+
+    def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
+        """The number of a new job, and how it has ended if it has."""
+
+    def states(self, identities: Sequence[str]) -> dict[str, TaskState]:
+        """Of jobs, by their numbers, and of tasks of arrays, ``NUMBER_TASK``; those that nobody knows are left out."""
+
+    def cancel(self, identities: Sequence[str]) -> None: ...
+
+    def find(self, names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
+        """The numbers of jobs with these names, which no others have."""
+
+
+def scheduler_of(name: str) -> Scheduler:
+    if name.startswith(PSIJ):
+        return _Psij(name.removeprefix(PSIJ))
+    return _Slurm() if name == "slurm" else _Bash()
+
+
+class _Slurm:
+    def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
+        return slurm.sbatch(asked.script, asked.folder, asked.account is not None), None
+
+    def states(self, identities: Sequence[str]) -> dict[str, TaskState]:
+        return slurm.states(identities)
+
+    def cancel(self, identities: Sequence[str]) -> None:
+        slurm.scancel(identities)
+
+    def find(self, names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
+        return slurm.numbers_of(names, in_accounting=in_accounting)
+
+
+class _Bash:
+    """Runs a job at once; nobody knows it when that has been killed."""
+
+    def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
+        process = subprocess.Popen(
+            ["/bin/bash", str(asked.script)], cwd=asked.folder, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        reason = f"exit status {process.returncode}" if process.returncode else ""
+        return str(process.pid), TaskState(state="FAILED" if reason else "COMPLETED", reason=reason, over=True)
+
+    def states(self, identities: Sequence[str]) -> dict[str, TaskState]:
+        return {}
+
+    def cancel(self, identities: Sequence[str]) -> None: ...
+
+    def find(self, names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
+        return {}
+
+
+#: How the names of schedulers begin that PSI/J knows, https://exaworks.org/psij-python.
+PSIJ = "psij:"
+
+#: Its states in the words of SLURM.
+_STATES = {
+    "NEW": "PENDING",
+    "QUEUED": "PENDING",
+    "ACTIVE": "RUNNING",
+    "COMPLETED": "COMPLETED",
+    "FAILED": "FAILED",
+    "CANCELED": "CANCELLED",
+}
+
+
+class _Psij:
+    """Any batch scheduler of PSI/J, for single jobs.
+
+    Its own watch over jobs ends with the process, and takes a scheduler that does not answer for the end of all jobs:
+    so the commands are those of its executors, and what becomes of their answers is decided here. PSI/J does not look
+    for jobs by their names, so a job whose answer was lost is one that the scheduler does not have.
+    """
+
+    def __init__(self, kind: str) -> None:
+        try:
+            import psij
+            from psij.executors.batch.batch_scheduler_executor import BatchSchedulerExecutor
+        except ImportError:
+            raise RequestError(f"scheduler {PSIJ}{kind} needs psij-python: pip install 'pytest-aorta[psij]'") from None
+        known = sorted(psij.JobExecutor.get_executor_names())
+        if kind not in known:
+            raise RequestError(f"scheduler {PSIJ}{kind}: PSI/J has {', '.join(known)}")
+        self._psij: Any = psij
+        self._executor: Any = psij.JobExecutor.get_instance(kind)
+        if not isinstance(self._executor, BatchSchedulerExecutor):
+            raise RequestError(f"scheduler {PSIJ}{kind} is no batch scheduler, which can be asked for jobs later")
+
+    def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
+        psij = self._psij
+        spec = psij.JobSpec(
+            executable="/bin/bash",
+            arguments=[str(asked.script)],
+            directory=asked.folder,
+            name=asked.name,
+            stdout_path=asked.output,
+            stderr_path=asked.output,
+            resources=psij.ResourceSpecV1(
+                node_count=asked.nodes,
+                processes_per_node=-(-asked.processes // asked.nodes),
+                cpu_cores_per_process=asked.threads,
+                gpu_cores_per_process=asked.gpus,
+            ),
+            attributes=psij.JobAttributes(asked.walltime, queue_name=asked.partition, account=asked.account),
+            launcher="single",
+        )
+        job = psij.Job(spec)
+        try:
+            self._executor.submit(job)
+        except psij.SubmitException as error:
+            raise SchedulerError(f"{self._executor.name}: {error}") from None
+        if not job.native_id:
+            raise LostAnswer(f"{self._executor.name} has given no number of the job")
+        return str(job.native_id), None
+
+    def states(self, identities: Sequence[str]) -> dict[str, TaskState]:
+        if not identities:
+            return {}
+        done = slurm.answer([str(word) for word in self._executor.get_status_command(list(identities))])
+        try:
+            found = self._executor.parse_status_output(done.returncode, done.stdout)
+        except Exception as error:  # whatever an executor makes of an answer that is none
+            said = done.stderr.strip() or str(error)
+            raise SchedulerError(f"{self._executor.name} does not say what becomes of jobs: {said}") from None
+        states = {}
+        for identity, status in found.items():
+            word = status.state.name
+            states[str(identity)] = TaskState(
+                state=_STATES.get(word, word), reason=status.message or "", over=bool(status.state.final)
+            )
+        gone = TaskState(state="COMPLETED", reason="it has left the queue", over=True)
+        return {identity: states.get(identity, gone) for identity in identities}
+
+    def cancel(self, identities: Sequence[str]) -> None:
+        for identity in identities:
+            done = slurm.answer([str(word) for word in self._executor.get_cancel_command(identity)])
+            if done.returncode != 0:
+                raise SchedulerError(f"{self._executor.name}: {done.stderr.strip() or done.stdout.strip()}")
+
+    def find(self, names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
+        return {}
