@@ -12,6 +12,8 @@ import pytest
 # Without the extra ``test`` there are no tests to run, but pytest is to start here all the same: the first command of
 # README.md runs trials with what a plain ``pip install .`` brings.
 if find_spec("hypothesis") is not None:
+    # A run of pytest in this process forgets what it has imported, and NumPy cannot be loaded twice.
+    import numpy  # noqa: F401
     from hypothesis import HealthCheck, settings
 
     pytest_plugins = [

@@ -3,8 +3,8 @@
 Small programs with real faults, each run as plain processes and through the default of pytest-aorta, in the same kind
 of folder with the same variables. A run fails by an exit code, a signal or the deadline. The rates of each pair are
 compared by Fisher's exact test, at 1 % after Holm's correction. Trials of a class that share a start are no independent
-draws: of a class that imports torch, each pytest run has one trial. A class runs beside modules of this package: what depends on
-the state of the heap is compared as a command only.
+draws: of a class that imports torch, each pytest run has one trial. A class runs beside modules of this package: what
+depends on the state of the heap is compared as a command only.
 """
 
 from __future__ import annotations
