@@ -31,6 +31,8 @@ def _trials(bench: Bench, number: int, *arguments: str) -> Measure:
 
 _FORKED = ("pytest<9", "pytest-forked")
 
+_FORK = "--aorta-isolation=fork"
+
 
 def torch(bench: Bench) -> dict[str, Any]:
     number = 60
@@ -45,7 +47,10 @@ def torch(bench: Bench) -> dict[str, Any]:
             "a fork server of 30 lines: fork, logs, deadline, a record written and synced", loop("server")
         ),
         "trial": Subject(
-            "a trial that does nothing, --aorta-isolation fork", _trials(bench, number, "workloads.py::Trivial")
+            "a trial that does nothing, --aorta-isolation fork", _trials(bench, number, "workloads.py::Trivial", _FORK)
+        ),
+        "auto": Subject(
+            "the same with several starts, --aorta-isolation auto", _trials(bench, number, "workloads.py::Trivial")
         ),
         "import": Subject('python -c "import torch"', lambda: bench.wall(sys.executable, "-c", "import torch")),
     }
@@ -53,6 +58,7 @@ def torch(bench: Bench) -> dict[str, Any]:
         Comparison("trial / bare fork", "trial", "fork", at_most=1.5),
         Comparison("trial / fork server of 30 lines", "trial", "server", at_most=1.3),
         Comparison("fresh process / trial", "import", "trial", at_least=40),
+        Comparison("auto / fork", "auto", "trial"),
     ]
     try:
         forked = _forked_python(bench.options.venv_cache.resolve())
@@ -194,10 +200,10 @@ def lazy(bench: Bench) -> dict[str, Any]:
     none = "--aorta-preload=none"
     subjects = {
         "above": Subject(
-            "a trial of a workload that imports torch above", _trials(bench, number, "workloads.py::Trivial")
+            "a trial of a workload that imports torch above", _trials(bench, number, "workloads.py::Trivial", _FORK)
         ),
-        "lazy": Subject("a trial that imports torch in run()", _trials(bench, number, "lazy_workload.py")),
-        "unaided": Subject("the same, --aorta-preload none", _trials(bench, number, "lazy_workload.py", none)),
+        "lazy": Subject("a trial that imports torch in run()", _trials(bench, number, "lazy_workload.py", _FORK)),
+        "unaided": Subject("the same, --aorta-preload none", _trials(bench, number, "lazy_workload.py", none, _FORK)),
         "setup": Subject("setup() that makes an optimizer", lambda: setups("auto")),
         "setup unaided": Subject("the same, --aorta-preload none", lambda: setups("none")),
     }
