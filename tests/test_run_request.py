@@ -115,12 +115,14 @@ OF_PYTEST = {
     "max-trials",
     "collect-on-failure",
     "collect-share",
+    "since",
 }
 
 #: Options of the workload ``command``, which a request has among ``config_overrides``.
 OF_COMMANDS = {
     *("command", "fail-on", "pass-on", "skip-on", "metric", "metrics-from", "fail-on-nonfinite", "allow-nonfinite"),
     "depends",
+    "observe",
 }
 
 

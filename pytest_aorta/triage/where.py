@@ -335,9 +335,9 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
 def _starts(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     """Whether trials of one start end more alike than trials of several, within cells and places."""
     shared = shared_starts(trials)
-    known = [
-        facts for facts in trials if facts.start in shared.get(facts.key, ()) and not facts.in_one_process
-    ]  # fmt: skip
+    known = [each for each in trials if each.start in shared.get(each.key, ()) and not each.in_one_process]
+    if not known:
+        return
     strata = _numbered((facts.key, facts.place.key) for facts in known)
     several: dict[int, set[int | None]] = {}
     for stratum, facts in zip(strata, known, strict=True):

@@ -120,7 +120,9 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, pytest.R
     stage = Stage(tmp_path_factory.mktemp("sums"))
     stage.write(sums=WORKLOAD)
     names = [f"sums.py::{name}" for name in ("FailsOnce", "FailsAlways", "KillsItsAgent", "Sums")]
-    result = stage.run(*names, "-o", "aorta_grace=0", *elastic("max_restarts=1"), "--aorta-timeout", "50")
+    # Forks of the agent, which one of them kills: with ``auto``, their parents are zygotes of their own.
+    options = ("-o", "aorta_grace=0", "--aorta-timeout", "50", "--aorta-isolation", "fork")
+    result = stage.run(*names, *options, *elastic("max_restarts=1"))
     assert stage.left_running() == []
     return stage, result
 

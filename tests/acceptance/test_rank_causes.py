@@ -124,7 +124,8 @@ def test_a_rank_that_another_has_started_and_not_waited_for_is_the_cause_as_it_h
     stage.write_file("starts.py", STARTS_THE_OTHER)
     commands = [f"python starts.py {how} {free_port()}" for how in ("killed", "exits")]
     commands += [f"env {command}" for command in commands]
-    stage.run_here(*(word for command in commands for word in ("--aorta-command", command)), "--aorta-trials", "1")
+    words = [word for command in commands for word in ("--aorta-command", command)]
+    stage.run_here(*words, "--aorta-trials", "1", "--aorta-observe", "full")  # no launcher says that there are ranks
 
     failures = {trial["config"]["command"]: trial["failure"] for trial in stage.trials().values()}
     found = [(failures[each]["rank"], failures[each]["signal"], failures[each]["exit_code"]) for each in commands]

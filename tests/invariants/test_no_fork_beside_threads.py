@@ -72,7 +72,16 @@ def forks_of_agents(stage: Stage) -> list[list[int]]:
 
 def test_ranks_are_forked_beside_no_native_thread_also_when_they_start_again(stage: Stage) -> None:
     stage.write(meets=MEETS)
-    options = ("--aorta-nproc", "3", "--aorta-extra-env", "FAIL_FIRST=1", "--aorta-elastic", "max_restarts=1")
+    options = (
+        "--aorta-isolation",
+        "fork",
+        "--aorta-nproc",
+        "3",
+        "--aorta-extra-env",
+        "FAIL_FIRST=1",
+        "--aorta-elastic",
+        "max_restarts=1",
+    )
     stage.run("meets.py", *options).assert_outcomes(passed=1)
 
     assert stage.trial("Meets/trial_0.json")["elastic"]["restarts"] == 1
@@ -110,7 +119,7 @@ def test_a_store_in_an_agent_that_forks_is_refused(stage: Stage) -> None:
         {textwrap.indent(MEETS, 8 * " ")}
         """
     )
-    stage.run("meets.py").assert_outcomes(errors=1)
+    stage.run("meets.py", "--aorta-isolation", "fork").assert_outcomes(errors=1)
 
     trial = stage.trial("Meets/trial_0.json")
     assert trial["exit_status"] == "infrastructure_failed"

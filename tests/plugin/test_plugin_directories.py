@@ -56,7 +56,7 @@ def test_a_command_runs_here_in_an_empty_folder_or_in_a_copy(trained: Stage) -> 
 
     shown, resumed = run("")
     assert resumed == [0, 1]
-    said = "aorta: command-train: no launcher; *wrote notes.txt, out/model.pt; no GPU"
+    said = "aorta: command-train: no launcher; *; no GPU"
     assert [line for line in shown.splitlines() if fnmatch.fnmatch(line, said)]
     [warning] = [line for line in shown.splitlines() if line.startswith("warning: ") and "appeared" in line]
     assert "ran: notes.txt, out/; one trial may find what another has left (--aorta-cwd fresh or copy)" in warning

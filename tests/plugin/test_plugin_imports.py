@@ -108,7 +108,7 @@ def test_an_import_is_once_per_trial_with_spawn_and_once_per_cell_with_fork(stag
         assert list(trial["phases_sec"]) == ["launch", "import", "setup", "run", "cleanup"]
         log = (stage.results / Path(path).parent / trial["artifacts"]["stdout"]).read_text()
         assert log == "importing\nrunning\n"
-    stage.run_here("slow.py", "--aorta-trials", "3").assert_outcomes(passed=3)
+    stage.run_here("slow.py", "--aorta-trials", "3", "--aorta-isolation", "fork").assert_outcomes(passed=3)
     assert len(imports(stage)) == 4 + 2 + 1
     told = [trial["phases_sec"].get("import") for trial in stage.trials().values()]
     assert told[0] >= 0.1

@@ -155,7 +155,7 @@ def test_its_ends_are_those_of_a_fresh_interpreter(stage: Stage) -> None:
     stage.write(ends=ENDS)
     options = ("--aorta-command", f"{shlex.quote(sys.executable)} ends.py {{trial}}", "--aorta-trials", "11")
     found = []
-    for how in (("--aorta-launcher", "as-typed"), ("--aorta-isolation", "fork")):
+    for how in (("--aorta-launcher", "as-typed", "--aorta-observe", "exits"), ("--aorta-isolation", "fork")):
         stage.run(*options, *how).assert_outcomes(passed=2, failed=9)
         trials = sorted(stage.trials().values(), key=lambda trial: int(trial["trial_index"]))
         logs = [(stage.results / "command-ends" / f"trial_{index}" / "stderr.log").read_text() for index in range(11)]

@@ -42,7 +42,7 @@ def test_axes_of_a_recipe_are_cells_of_one_table(stage: Stage) -> None:
     stage.write_file("aorta.toml", RECIPE)
     result = stage.run_here("aorta.toml")
     result.assert_outcomes(passed=6, failed=2)
-    result.stdout.fnmatch_lines(["*local-config.lr=0.9 *2 of 2*baseline*", "*local-config.lr=0.1+FIX=1 *0 of 2*"])
+    result.stdout.fnmatch_lines(["*config.lr=0.9 *2 of 2*baseline*", "*config.lr=0.1 FIX=1 *0 of 2*"])
     records = [json.loads(path.read_text()) for path in stage.path.glob("workspace/matrix/**/trial_?.json")]
     assert sorted(
         {(record["config"]["lr"], record["exit_status"]) for record in records if "FIX" not in record["cell"]}
