@@ -52,6 +52,9 @@ class CellSummary:
     found_there: str = ""
     #: How many trials could run at a time, of how many trials.
     at_a_time: Counter[int] = field(default_factory=Counter)
+    #: How many trials are ok whose process ended badly, and what the first of these has.
+    bad_ends: int = 0
+    bad_end: str = ""
     #: How its trials were started, and why, as the last one has it.
     how_started: str = ""
     #: How many trials have each.
@@ -90,6 +93,10 @@ class Summary:
             self._not_kept["; ".join([*trial.not_kept[:_MOST_REASONS], *others])] += 1
         cell = self._cells.setdefault(key, CellSummary())
         cell.trials += 1
+        failure = result.get("failure") or {}
+        if result["exit_status"] == "ok" and failure.get("phase") == "exit":
+            cell.bad_ends += 1
+            cell.bad_end = cell.bad_end or failure["message"]
         cell.how_started = result.get("how_started") or cell.how_started
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
         place = result["execution_env"]
@@ -163,6 +170,11 @@ class Summary:
         for key, found in self._cells.items():
             if found.restarted:
                 yield f"{counted(found.restarted, 'trial')} of {key.label} ok only after a restart of the ranks", ""
+            if found.bad_ends:
+                yield (
+                    f"{counted(found.bad_ends, 'trial')} of {key.label} ok, but not its end: {found.bad_end}",
+                    "yellow",
+                )
             if len(found.at_a_time) > 1:
                 counts = " and ".join(f"{number} with {slots}" for slots, number in sorted(found.at_a_time.items()))
                 yield f"trials of {key.label} ran with different numbers of slots: {counts}", "yellow"

@@ -161,8 +161,13 @@ class Associations:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What holds, but for ``place`` and ``start``, which are conclusions; of several forms of runs the clearest."""
-        place, runs, starts = self.place, self.runs, ("start", "hash seed")
+        """What holds, but for ``place`` and ``start``, which are conclusions; of several forms of runs the clearest.
+
+        Trials of one round have one hash seed: where it decides, that is why they fail together.
+        """
+        place, starts = self.place, ("start", "hash seed")
+        by_hash = self.start is not None and self.start.factor == "hash seed"
+        runs = None if by_hash else self.runs
         kept = (test for test in self.found if test is not place and (test.factor not in RUNS or test is runs))
         kept = (test for test in kept if test.factor not in starts)
         return tuple(test.sentence for test in kept)

@@ -155,6 +155,7 @@ def test_the_exit_of_a_class_is_that_of_an_interpreter(stage: Stage) -> None:
     assert (dies["exit_status"], dies["failure"]["phase"], dies["failure"]["signal"]) == ("ok", "exit", "SIGABRT")
     assert (stays["exit_status"], stays["failure"]["phase"], stays["failure"]["kind"]) == ("ok", "exit", "timeout")
     assert "exit failed: ended by SIGABRT at exit" in text(result)
+    assert "1 trial of Dies local-none ok, but not its end: ended by SIGABRT at exit" in text(result)
 
 
 def test_a_command_that_dies_or_hangs_after_its_last_line_fails_at_exit(stage: Stage) -> None:
