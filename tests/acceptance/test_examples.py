@@ -110,6 +110,7 @@ def test_the_tutorial_leads_from_a_flaky_script_to_a_mitigation(stage: Stage) ->
 
 
 @pytest.mark.slow
+@pytest.mark.long  # 36 fresh processes with torch
 def test_a_flaky_nan_is_followed_down_to_the_operator(stage: Stage) -> None:
     source = (EXAMPLES / "nan" / "train.py").read_text()
     # Which trials are late is decided by their numbers here: 1, 3, 5, 6, 7 and 9 fail.

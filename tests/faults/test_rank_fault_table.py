@@ -308,9 +308,8 @@ def differences(trial: dict[str, Any], expected: Outcome, launcher: Launcher) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher", ["auto", *(pytest.param(name, marks=pytest.mark.long) for name in [*LAUNCHERS][1:])]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_fault_of_a_rank_is_recorded_alike_under_every_launcher(
     stage: Stage, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
