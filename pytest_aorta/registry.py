@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from pytest_aorta.common.cache import cache_folder
+from pytest_aorta.common.texts import INLINE_PREFIX
 from pytest_aorta.settings import OPTION, RequestError
 
 EnvironmentKind = Literal["docker", "venv", "rocm", "local"]
@@ -102,21 +103,14 @@ class WorkloadEntry:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-#: Of an environment that is given by its packages: the beginning of its name, and where it comes from.
-INLINE_PREFIX, INLINE = "uv:", "inline"
+#: Where an environment that is given by its packages comes from.
+INLINE = "inline"
 
 
 def requirements_of(name: str) -> list[str]:
     """What is installed in the inline environment ``uv:REQUIREMENT REQUIREMENT...``; paths are absolute."""
     words = name.removeprefix(INLINE_PREFIX).split()
     return [os.path.abspath(word) if os.sep in word and os.path.exists(word) else word for word in words]
-
-
-def environment_label(name: str) -> str:
-    """The name of an environment in those of cells: ``numpy==1.26+scipy`` of ``uv:numpy==1.26 scipy``."""
-    if not name.startswith(INLINE_PREFIX):
-        return name
-    return "+".join(os.path.basename(word.rstrip("/")) for word in name.removeprefix(INLINE_PREFIX).split())
 
 
 def inline_environment(name: str) -> Environment:

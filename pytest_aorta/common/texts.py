@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import traceback
 from collections.abc import Iterable, Sequence
@@ -212,6 +213,17 @@ def duration_text(seconds: float) -> str:
             number, rest = divmod(rest, length)
             parts.append(f"{number:g}{unit}")
     return "".join(parts) + (f"{rest:g}s" if rest or not parts else "")
+
+
+#: Beginning of the name of an environment that is given by its packages.
+INLINE_PREFIX = "uv:"
+
+
+def environment_label(name: str) -> str:
+    """The name of an environment in those of cells: ``numpy==1.26+scipy`` of ``uv:numpy==1.26 scipy``."""
+    if not name.startswith(INLINE_PREFIX):
+        return name
+    return "+".join(os.path.basename(word.rstrip("/")) for word in name.removeprefix(INLINE_PREFIX).split())
 
 
 @lru_cache(maxsize=4096)  # those of a plan are asked for again and again

@@ -175,7 +175,8 @@ class WorkloadArgument(TypedDict):
     ``PYTHONHASHSEED``, which its children do not inherit. ``import_seed`` is that of the trial, where each trial
     imports the workload in a process of its own. ``interpreter`` is that of a command's environment, where it is
     another one. ``preload`` names modules to import before the workload, ``learned`` those that an earlier trial has
-    imported: they are imported after the workload, on the ``cores`` of a slot.
+    imported: they are imported after the workload, on the ``cores`` of a slot. ``static`` is what another start of the
+    cell has found of the machine and the software, as ``StaticEnv.to_plain`` returns it.
     """
 
     target: str
@@ -190,6 +191,7 @@ class WorkloadArgument(TypedDict):
     preload: NotRequired[list[str]]
     learned: NotRequired[list[str]]
     cores: NotRequired[list[int] | None]
+    static: NotRequired[dict[str, Any]]
 
 
 class TrialPayload(WorkloadArgument):

@@ -81,6 +81,10 @@ class StaticEnv:
     clock: bool = False
     modules: ModuleCount | None = None
 
+    def to_plain(self) -> dict[str, Any]:
+        """What is not of one process, as JSON-able data: keywords for another one."""
+        return {name: value for name, value in vars(self).items() if name != "modules"}
+
 
 def collect_static(source: Path | None = None) -> StaticEnv:
     """Find out everything that the trials of one zygote have in common. Never raises.

@@ -19,8 +19,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-import psutil
-
 from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
 from pytest_aorta.probe.guard import Facts, Guard, ToolFailed, ask, first_line, keyed_lines, read_text
 from pytest_aorta.probe.variables import redacted_command_line
@@ -64,6 +62,8 @@ def host(guard: Guard, root: Path = Path("/")) -> Facts:
     ``governors`` are those in use, ``max_mhz`` is of the fastest processor, ``limit_mhz`` the lowest limit that is set
     for any, ``boost`` whether it may clock higher than its nominal frequency.
     """
+    import psutil
+
     name, release, version, machine = os.uname()[1:]
     found: Facts = {
         "hostname": name,

@@ -12,7 +12,6 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,6 +73,8 @@ def read_package_list(folder: Path, digest: str) -> dict[str, str] | None:
 
 def installed_distributions(guard: Guard) -> dict[str, str]:
     """Versions by canonical name. Of two with one name, the first on ``sys.path``, which is the one imported."""
+    from importlib import metadata
+
     versions: dict[str, str] = {}
     unreadable = []
     for distribution in metadata.distributions():

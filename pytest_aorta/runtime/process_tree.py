@@ -13,9 +13,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psutil
+if TYPE_CHECKING:
+    import psutil
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -58,11 +59,15 @@ def children_of_self() -> list[int]:
     try:
         return list(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        import psutil
+
         return [child.pid for child in psutil.Process().children()]
 
 
 def tree(roots: Iterable[int]) -> list[int]:
     """``roots`` and all their descendants that still exist."""
+    import psutil
+
     found: dict[int, None] = {}
     for root in roots:
         with contextlib.suppress(psutil.Error):
@@ -84,6 +89,8 @@ class Family:
         self._seen: dict[int, psutil.Process] = {}
 
     def members(self) -> list[int]:
+        import psutil
+
         for pid in tree(self._roots()):
             with contextlib.suppress(psutil.Error):
                 self._seen.setdefault(pid, psutil.Process(pid))
@@ -97,6 +104,8 @@ class Family:
 
 def describe(pid: int, *, state: bool = False) -> str:
     """Name and pid, for messages; ``state``: what the kernel says that it does (``disk-sleep``: uninterruptible)."""
+    import psutil
+
     try:
         process = psutil.Process(pid)
         return f"{process.name()} (pid {pid}{', ' + process.status() if state else ''})"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 _IN_SITE_PACKAGES = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 
@@ -50,6 +53,8 @@ def concerned(changed: Iterable[str], imported: Collection[str], paths: Sequence
         paths: where the distributions are now.
         own: the distribution of the workload.
     """
+    from importlib.metadata import distributions
+
     there = {_name(each.metadata["Name"] or ""): each for each in distributions(path=list(paths))}
     provided = {name: _modules_of(each) for name, each in there.items()}
     modules = {module for each in provided.values() for module in each}

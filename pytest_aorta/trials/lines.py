@@ -180,7 +180,7 @@ def is_of_metrics(line: str) -> bool:
 
 #: Before the name of an exception or an error that ends a program, or that a library logs: nothing, or what loggers and
 #: outer exceptions put there. Words before it are a sentence about it.
-_HEAD = r"(?:^\W*|[\]:|>)\"'] ?|^E +|\b(?:[Ee]rror|ERROR|WARN(?:ING)?|FATAL|CRITICAL|with|of|at|status) )"
+_HEAD = r"(?:^\W*|[\]:|>)\"'] ?|^E +|\b(?:[Ee]rror|ERROR|WARN(?:ING)?|FATAL|CRITICAL|with|of|at|status|returned) )"
 
 
 def _raised(names: str) -> str:
@@ -189,7 +189,7 @@ def _raised(names: str) -> str:
 
 def _code(names: str) -> str:
     """A code of a library, where its messages have it."""
-    return rf"{_HEAD}(?:{names})(?:[\"'.,:;)]|\s*$| \(| when calling|: )|(?:[=(] ?)(?:{names})\b"
+    return rf"{_HEAD}(?:{names})(?:[\"'.,:;)]|\s*$| \(| when calling| at \S+:\d|: )|(?:[=(] ?)(?:{names})\b"
 
 
 #: What libraries print when they fail, in the form that they print it; what is not finite has a rule of its own.

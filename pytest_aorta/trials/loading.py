@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -16,7 +15,6 @@ import stat
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -333,6 +331,8 @@ def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, s
     """
     name, declared = f"{cls.__name__}.isolated_startup_env()", getattr(cls, "isolated_startup_env", None)
     if is_aorta_workload(cls):
+        from importlib.metadata import entry_points
+
         target = f"{cls.__module__}:{cls.__qualname__}"
         names = {entry.name for entry in entry_points(group="aorta.workloads") if entry.value == target}
         for entry in entry_points(group=STARTUP_GROUP):
@@ -428,6 +428,8 @@ def resolve_config(cls: type[Any], overrides: Mapping[str, Any], steps: int | No
     for key, value in given.items():
         merged[key] = _guess(value)
         if key not in default and declared is not None:
+            import difflib
+
             nearest = difflib.get_close_matches(str(key), map(str, default), 1)
             known = f"known: {', '.join(sorted(map(str, default))) or 'none'}"
             hint = f"did you mean {nearest[0]!r}?" if nearest else known

@@ -9,10 +9,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.texts import identifier
+from pytest_aorta.common.texts import environment_label, identifier
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.probe.variables import DIGEST, REDACTED, recorded_variables
-from pytest_aorta.registry import environment_label
 from pytest_aorta.trials.execution import DEFAULTS, PLACES, Execution, Limits, Resources
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.seeding import derived_seed

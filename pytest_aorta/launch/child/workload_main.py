@@ -6,7 +6,6 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import json
-import logging
 import os
 import signal
 import sys
@@ -131,10 +130,14 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     if seeds is not None:
         seeds.note_kept()
     source = description["source"]
-    _static = collect_static(Path(source) if source else None)
     python = description.pop("interpreter", None) or argument.get("interpreter")
-    if python is not None:  # that of the command, or of its environment
-        _static = of_interpreter(_static, python)
+    if (static := argument.get("static")) is not None:
+        _static = refreshed(StaticEnv(**{**static, "reasons": tuple(static["reasons"])}))
+    else:
+        _static = collect_static(Path(source) if source else None)
+        if python is not None:  # that of the command, or of its environment
+            _static = of_interpreter(_static, python)
+        description["static"] = _static.to_plain()
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
@@ -400,6 +403,7 @@ def _state(importing: str | None = None) -> dict[str, Any]:
     """What an import could see and change, by names for messages; what is ``importing`` now does not count."""
     environ = dict(os.environ)
     environ.pop(_MEMO, None)
+    logging = sys.modules.get("logging")
     state: dict[str, Any] = {
         "os.environ": environ,
         "sys.path": list(sys.path),
@@ -407,12 +411,15 @@ def _state(importing: str | None = None) -> dict[str, Any]:
         "the working directory": None,
         "the limit of recursion": sys.getrecursionlimit(),
         "the handlers of signals": list(map(signal.getsignal, sorted(signal.valid_signals()))),
-        "the handlers of logging": [logging.root.level, logging.root.manager.disable, *logging.root.handlers],
+        "the handlers of logging": [30, 0],  # as its import leaves it
         "the open devices": open_gpu_devices(),
         "the output": _output(),
     }
     with contextlib.suppress(Exception):  # whatever the workload has done to it
         state["the working directory"] = os.getcwd()
+    if logging is not None:
+        root = logging.root
+        state["the handlers of logging"] = [root.level, root.manager.disable, *root.handlers]
     for name in GENERATORS:
         if name in sys.modules and name != importing:
             state[f"random numbers of {name}"] = generator_state(name)

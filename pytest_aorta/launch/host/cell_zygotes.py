@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pytest_aorta.launch.environment import PreparedCell, TrialOrder, WorkloadInfo, of_start, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
@@ -130,6 +131,8 @@ class CellZygote:
         #: Once it is prepared, with the variables that the workload declares for the start of its process.
         self._spec = spec
         self._info: WorkloadInfo | None = None
+        #: What the first start has found of machine and software, for those that follow.
+        self._static: dict[str, Any] | None = None
         self._error: ZygoteError | None = None
         self._is_forkable = True
         #: Ranks that have zygotes of their own.
@@ -177,7 +180,7 @@ class CellZygote:
             if missing:
                 spec = replace(spec, environ={**missing, **spec.environ})
                 continue
-            first.zygote = zygote
+            first.zygote, self._static = zygote, zygote.info.get("static")
             self._plan.start_sec.append(zygote.start_sec)
             self._plan.start_cpu_sec = zygote.start_cpu_sec
             for path, digest in info.data_files.items():
@@ -206,6 +209,8 @@ class CellZygote:
         """The specification of a start: with its hash seed, unless it only watches a command."""
         if is_command(order.spec.workload.target) and order.spec.execution.isolation == "auto":
             return spec
+        if self._static is not None:
+            spec = replace(spec, argument={**spec.argument, "static": self._static})
         return of_start(spec, source.start.index, order.hash_seed(source.start.index))
 
     def _take(self, trial: int) -> Source:
@@ -314,7 +319,7 @@ class CellZygote:
             if is_new:
                 of_ranks = []
                 for rank in range(1, nproc):
-                    argument = {**self._spec.argument, "rank": rank}
+                    argument = {**self._spec.argument, "rank": rank, "static": self._static}
                     seed = rank_hash_seed(order.hash_seed(index), rank)
                     of_ranks.append(of_start(replace(self._spec, argument=argument, rehearse=None), index, seed))
                 source.ranks = tuple(of_ranks)
