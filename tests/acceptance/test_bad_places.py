@@ -12,6 +12,8 @@ from support.slurm import Slurm
 from support.slurm_steps import SubmittingStage
 from support.stage import Stage, text
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
+
 #: Fails on device 0, and on node n1.
 WORKLOAD = """
 import os, random, socket, time

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from support.stage import Stage, text
+
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
 
 
 def test_the_table_says_what_was_planted(stage: Stage) -> None:

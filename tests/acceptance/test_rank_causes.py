@@ -123,10 +123,9 @@ dist.all_reduce(torch.ones(1))
 def test_a_rank_that_another_has_started_and_not_waited_for_is_the_cause_as_it_has_ended(stage: Stage) -> None:
     stage.write_file("starts.py", STARTS_THE_OTHER)
     commands = [f"python starts.py {how} {free_port()}" for how in ("killed", "exits")]
-    commands += [f"env {command}" for command in commands]
     words = [word for command in commands for word in ("--aorta-command", command)]
     stage.run_here(*words, "--aorta-trials", "1", "--aorta-observe", "full")  # no launcher says that there are ranks
 
     failures = {trial["config"]["command"]: trial["failure"] for trial in stage.trials().values()}
     found = [(failures[each]["rank"], failures[each]["signal"], failures[each]["exit_code"]) for each in commands]
-    assert found == 2 * [(1, "SIGKILL", None), (1, None, 7)]
+    assert found == [(1, "SIGKILL", None), (1, None, 7)]

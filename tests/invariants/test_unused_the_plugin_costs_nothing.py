@@ -16,6 +16,8 @@ from support.stage import PYTEST, Stage
 
 from pytest_aorta.settings import SETTINGS
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
+
 #: All that pytest imports of this package at its start.
 AT_START = [
     "pytest_aorta",

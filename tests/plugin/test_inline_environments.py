@@ -42,6 +42,7 @@ def made(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache/pytest-aorta/environments").glob("*/complete"))
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_two_versions_of_a_package_are_two_cells_of_one_line(stage: Stage, tmp_path: Path) -> None:
     stage.write(train=TRAIN)
     words = ["--aorta-command", "python train.py", "--aorta-metric", r"step (?P<step>\d+)", "--aorta-trials", "40"]

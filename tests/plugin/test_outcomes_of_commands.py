@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from support.stage import Stage, counts
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
+
 PYTHON = shlex.quote(sys.executable)
 
 #: Prints what its trial's file of lines says, and ends with the code in its last line.

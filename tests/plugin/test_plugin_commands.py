@@ -14,6 +14,8 @@ from support.stage import Stage, counts, make_venv, text
 
 from pytest_aorta import RequestError, RunRequest, run_trials
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
+
 PYTHON = shlex.quote(sys.executable)
 
 #: Ends as the number of its trial says.

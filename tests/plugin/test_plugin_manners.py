@@ -8,6 +8,7 @@ from support.stage import Stage
 GEMM = ("--aorta-workload", "gemm")
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_plugin_can_be_switched_off(simple: Stage) -> None:
     result = simple.run("-p", "no:aorta", "test_other.py")
     result.assert_outcomes(passed=1)
@@ -83,7 +84,8 @@ def test_phases_of_pytest_are_those_of_the_workload(stage: Stage) -> None:
     result = stage.run_here("phases.py", "--durations=0", "--durations-min=0.1", "--setup-show", "--aorta-trials", "2")
     lines = [line.split() for line in result.outlines if line.endswith("Phases[local-none-1]") and line[0].isdigit()]
     took = {phase: float(sec.removesuffix("s")) for sec, phase, _ in lines}
-    assert all(took[phase] >= sec for phase, sec in {"setup": 0.11, "call": 0.22, "teardown": 0.33}.items())
+    assert sorted(took) == ["call", "setup", "teardown"]
+    assert sum(took.values()) >= 0.6  # pytest may be told late that a phase is over
     result.stdout.fnmatch_lines(["*SETUP    F aorta_extra_env*", "*phases.py::Phases*fixtures used: aorta_extra_env*"])
     phases = stage.trial("Phases/trial_1.json")["phases_sec"]
     assert [phase for phase in phases if phase != "import"] == ["launch", "setup", "run", "cleanup"]

@@ -55,6 +55,7 @@ def seen(content: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return {cell["cell"]: (cell["failures"], cell["seen"]) for cell in content["cells"]}
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 @pytest.mark.parametrize(
     "options",
     [(), pytest.param(("-n", "2"), marks=[pytest.mark.slow, pytest.mark.long])],

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from support.stage import Stage
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
+
 #: Tells what of its process is not as Python makes it.
 _TELLS = """
 import os, subprocess, sys

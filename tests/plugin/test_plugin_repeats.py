@@ -107,6 +107,7 @@ def test_dist_each_is_refused(second: Stage) -> None:
     done.stderr.fnmatch_lines(["ERROR: --dist each would run every trial in each worker; *--aorta-trials N"])
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_dist_each_is_refused_where_only_a_test_starts_trials(second: Stage) -> None:
     """Not before: without an option of ours, nobody knows that there will be trials."""
     second.write(test_it="import second\ndef test_trial(aorta_run): aorta_run(second.Second)\ndef test_plain(): pass")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from support.stage import Stage, text
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
+
 #: Fails by the order of a set, in half of all processes.
 _BY_ORDER = """
 import sys

@@ -35,6 +35,12 @@ def stage(imported: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
+def as_users_have_it(stage: Stage) -> None:
+    """With isolation ``auto``: commands as typed, and classes in processes of their own."""
+    stage.isolation = None
+
+
+@pytest.fixture
 def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

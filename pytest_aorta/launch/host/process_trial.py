@@ -194,7 +194,18 @@ class ProcessTrial:
             self.cell = cell = zygote.prepare(order, allocation, cancelled)
             for text in cell.info.config_warnings:
                 self._note(text)
+            for limit in (cell.info.timeout_sec, self.spec.limits.timeout, order.timeout):
+                if limit is not None:
+                    self.seen.timeout = float(limit)
+            if self._collectors:  # which may write there from their start
+                collecting.make_folders(self._folder, self._collectors)
+                order = collecting.prepared(order, self._collectors)
+                self._zygote = zygote = self._zygotes.of(order, allocation)
+            self._source = source = zygote.acquire(order, allocation, self._seed, cancelled)
+            server = source.zygote
+            assert server is not None
             mode, is_here, here = cell.plan.mode, own_rank() == 0, order.inherited
+            self._folder.mkdir(parents=True, exist_ok=True)  # another run may have put it away meanwhile
             self._place = place = make_place(
                 self.spec.trial_index,
                 self._folder,
@@ -212,16 +223,6 @@ class ProcessTrial:
                 except OSError as error:
                     raise EnvironmentUnusable(f"--aorta-cwd copy: {here.cwd} cannot be copied: {error}") from None
             self._files = TrialFiles(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
-            for limit in (cell.info.timeout_sec, self.spec.limits.timeout, order.timeout):
-                if limit is not None:
-                    self.seen.timeout = float(limit)
-            if self._collectors:
-                collecting.make_folders(self._folder, self._collectors)
-                order = collecting.prepared(order, self._collectors)
-                self._zygote = zygote = self._zygotes.of(order, allocation)
-            self._source = source = zygote.acquire(order, allocation, self._seed, cancelled)
-            server = source.zygote
-            assert server is not None
             self._start_index, self.seen.how_started = source.start.index, "as typed"
             if not self._is_typed:
                 self.seen.zygote = source.start.index if source.start.quota > 1 else None
@@ -304,7 +305,7 @@ class ProcessTrial:
             and cell.plan.mode == "single"
             and spec.execution.preload == "auto"
             and not self._is_typed,
-            "ends_fully": source.is_last_trial and not self._is_typed,
+            "ends_fully": source.is_of_no_other_trial(self._order) and not self._is_typed,
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
             "source": cell.info.source,

@@ -132,6 +132,7 @@ def test_two_classes_of_one_name_are_refused(stage: Stage) -> None:
     assert not stage.results.exists()
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 @pytest.mark.parametrize(
     "source", ["class Broken(:\n    pass\n", "x = '\n", "\0", "", "def setup(): pass\n", "class A: pass\n"]
 )

@@ -87,6 +87,7 @@ def test_env(aorta_env):
     assert echo.left_running() == []
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_a_test_fails_and_passes_on_its_own_terms_and_shows_the_trials_that_failed(echo: Stage) -> None:
     with_tests(
         echo,

@@ -7,6 +7,8 @@ import shlex
 import pytest
 from support.stage import PYTEST, Stage
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
+
 SOURCE = """
 import os, time
 
