@@ -21,7 +21,6 @@ EXPECTED = {
 }
 
 
-@pytest.mark.long
 def test_each_trial_has_one_file_on_one_terminal_and_names_the_rank(stage: Stage) -> None:
     stage.copy(FAULTS)
     options = ("--aorta-trials", str(len(EXPECTED)), "--aorta-config", f"script={'.'.join(EXPECTED)}")
