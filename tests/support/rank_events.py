@@ -29,9 +29,9 @@ def returned(passed: bool, first_failure: int | None = None, names: object = Non
     ]
 
 
-def raised(message: str, at: float = 0.0, phase: Phase = "run") -> list[Event]:
+def raised(message: str, at: float = 0.0, phase: Phase = "run", kind: str = "RuntimeError") -> list[Event]:
     """All events of a rank of which a phase raised."""
-    failure: Failure = Failure(phase=phase, kind="exception", type="RuntimeError", message=message, at=at)
+    failure: Failure = Failure(phase=phase, kind="exception", type=kind, message=message, at=at)
     begin = SETUP_DONE if phase == "run" else []
     end: list[Event] = [{"type": "end", "phase": phase, "sec": 0.1, "failure": failure}]
     if phase == "cleanup":

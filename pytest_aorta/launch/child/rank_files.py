@@ -22,12 +22,15 @@ from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.child.bootstrap.sitecustomize import ask_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
-from pytest_aorta.launch.diagnosis.traces import complaint_in, infer_exit_reason, locate, read_dump
+from pytest_aorta.launch.diagnosis.traces import complaint_in, infer_exit_reason, last_words, locate, read_dump
 from pytest_aorta.trials.records import Event, Failure, ResultRecord, event_of_rank, to_json
 from pytest_aorta.trials.steps import read_steps, step_file
 
 #: Bytes that are read of an error file; at the end of a log in which a library says why it has ended its process.
 _ERROR_FILE, _TAIL = 2**20, 2**16
+
+#: Lines at the end of a log in which an exception is looked for: of a rank that has failed, and of one that was ended.
+_LAST_LINES, _LAST_LINES_OF_ENDED = 40, 3
 
 #: Where armed processes write, in the folder of the trial.
 PROCESSES = "processes"
@@ -217,6 +220,10 @@ def complete_rank(rank: RankEvidence, folder: Path, prefix: str, base: Path, sou
     if found.exit is not None and found.exit.exitcode == -signal.SIGABRT:
         log = folder.parent / "stderr.log" if found.stderr is None else base / found.stderr
         found.complaint = complaint_in(read_tail(log, _TAIL), of_all=found.stderr is None)
+    if found.exit is not None and found.exit.exitcode and found.exit.exitcode != -signal.SIGABRT:
+        logs = [base / log for log in (found.stdout, found.stderr) if log is not None]
+        # One that was ended may have gone on for long after something that it has logged.
+        found.said = last_words(logs, _LAST_LINES if found.exit.exitcode > 0 else _LAST_LINES_OF_ENDED)
     found.error_file = read_error_file(folder / f"{prefix}error.json")
     with contextlib.suppress(OSError, ValueError):
         found.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))
@@ -271,7 +278,10 @@ def _settled(trial: TrialEvidence) -> TrialEvidence:
 
 @dataclass
 class Process:
-    """One Python process. ``place`` is that of a rank; ``end`` as the process that has waited for it saw it."""
+    """One Python process. ``place`` is that of a rank; ``end`` as the process that has waited for it saw it.
+
+    ``exits``: what it has asked for its end with, a text or the exception that it was handling.
+    """
 
     name: str
     pid: int
@@ -280,6 +290,7 @@ class Process:
     started: float
     place: dict[str, Any] | None = None
     raised: dict[str, Any] | None = None
+    exits: dict[str, Any] | None = None
     lived: float | None = None
     end: RankExit | None = None
     #: When it began to end its children.
@@ -290,7 +301,8 @@ class Process:
 
         ``left``: what the paths of its error file and its log begin with, which are read if it has told nothing.
         """
-        error, code = self.raised, None if self.end is None else self.end.exitcode
+        code = None if self.end is None else self.end.exitcode
+        error = self.exits if self.raised is None and code else self.raised
         if code == 0 or (error is None and code is None):  # what was raised has not ended it
             return None
         if error is None:
@@ -323,6 +335,8 @@ def read_processes(folder: Path) -> list[Process]:
                 found[own.host, own.pid] = own
             elif "rank" in entry:
                 own.place = entry
+            elif "raised" in entry and entry.get("exits"):
+                own.exits = entry
             elif "raised" in entry:
                 own.raised = entry
             elif "lived" in entry:
@@ -364,7 +378,8 @@ def end_process(folder: Path, rank: int, process: Process, left: str = "") -> No
     end, failure = process.end, process.failure(left)
     at = process.lived if end is None else end.at
     done: Event = {"type": "end", "phase": "run", "sec": (at or process.started) - process.started, "at": at}
-    if failure is not None and (process.raised is not None or (end is not None and not end.stopped)):
+    has_said = process.raised is not None or process.exits is not None
+    if failure is not None and (has_said or (end is not None and not end.stopped)):
         if end is not None and end.exitcode == -signal.SIGTERM and end.stopped is False:
             failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
         _append(event_log(folder, rank), {**done, "failure": failure})

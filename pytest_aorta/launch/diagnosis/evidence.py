@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common.texts import format_ranges
 from pytest_aorta.trials.outcome import Observation
-from pytest_aorta.trials.records import Event
+from pytest_aorta.trials.records import Event, Failure
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -77,7 +77,8 @@ class RankEvidence:
 
     ``started``: whether its agent has started it. ``running``: whether it still ran when node 0, whose ranks had ended,
     asked its node. ``events``: its event log; ``None`` where there is none. ``complaint``: what a library has written
-    to its standard error as it ended the process. ``overdue``: when its own deadline passed, where each rank has one.
+    to its standard error as it ended the process. ``said``: the exception that it has logged last, with the time of the
+    log's last write. ``overdue``: when its own deadline passed, where each rank has one.
     ``collectives``: those that it has entered last, in their order.
     The last three are paths of its logs.
     """
@@ -93,6 +94,7 @@ class RankEvidence:
     collectives: list[Collective] = field(default_factory=list)
     error_file: dict[str, Any] | None = None
     complaint: str | None = None
+    said: Failure | None = None
     overdue: float | None = None
     stdout: str | None = None
     stderr: str | None = None

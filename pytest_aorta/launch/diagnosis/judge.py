@@ -6,6 +6,7 @@ own failure, then what ranks waited for, then the agent's failure, then the verd
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from dataclasses import dataclass, replace
@@ -109,6 +110,10 @@ class _OwnFailure:
     failure: Failure
     weight: int
     at: float = 0.0
+    #: Whether it was asked to end, and has lost a peer only then: where it was before is not known.
+    is_echo: bool = False
+    #: Whether nothing but a line of its log tells it.
+    is_logged: bool = False
 
     @property
     def follows(self) -> bool:
@@ -217,6 +222,25 @@ class _Case:
     # What one rank shows.
 
     def _own_failure(self, rank: RankEvidence) -> _OwnFailure | None:
+        """What it shows; of one that has ended without a word to its launcher, what it has logged."""
+        own, said, stopped_at = self._shown_failure(rank), rank.said, self.trial.stopped_at
+        if own is None or said is None or own.weight == UNHEARD:
+            return own
+        is_silent = own.failure.kind == "exit_code" or (own.follows and own.failure.kind == "signal")
+        relation = relation_in(f"{said.type}: {said.message}")
+        was_before = stopped_at is None or (said.at or 0.0) <= stopped_at
+        if own.weight == ENDED and was_before and own.failure.message == said.message:
+            # It was asked to end before it came to say so itself.
+            return replace(own, weight=_weight_of(own.failure, None), at=said.at or own.at, is_echo=False)
+        is_late = own.follows and relation is None and not was_before
+        if not is_silent or is_late:
+            return own
+        shown = own.failure
+        failure = replace(said, phase=shown.phase, exit_code=shown.exit_code, signal=shown.signal)
+        weight = {"gave up": GAVE_UP, "peer lost": PEER_LOST}.get(relation or "", RAISED)
+        return _OwnFailure(failure, weight, min(own.at or math.inf, said.at or math.inf), is_logged=True)
+
+    def _shown_failure(self, rank: RankEvidence) -> _OwnFailure | None:
         trial, end, limit = self.trial, rank.exit, self.limit
         if end is not None and limit is not None and end.at is not None and end.at <= limit:
             limit = None  # its exit was seen before
@@ -237,7 +261,8 @@ class _Case:
             late = trial.stopped_at is not None and at > trial.stopped_at
             if reported.kind == "signal" and end is not None and end.stopped is False:
                 late = False  # it was ending when the others were asked to, and has gone after that
-            return _OwnFailure(reported, ENDED if late else _weight_of(reported, rank.complaint), at)
+            weight = _weight_of(reported, rank.complaint)
+            return _OwnFailure(reported, ENDED if late else weight, at, late and weight in (GAVE_UP, PEER_LOST))
         if seen.finished:
             # A rank that is done waits for the others, until its agent or a limit ends it.
             if end is None or not end.exitcode or limit is not None or was_ended:
@@ -331,7 +356,8 @@ class _Case:
         # was ended when another gave up may have waited as well, and is not missing. One that ran has not been lost.
         asked = waited is None or self.trial.launcher in ("elastic", "torchrun")
         own_limits = [rank.overdue for rank in ranks.values() if rank.overdue is not None]
-        unseen: set[int] = set()  # ended, or went on, before they could be asked where they were
+        # Ended, or went on, before they could be asked where they were.
+        unseen = {number for number, own in found.items() if own.is_echo}
         for number, own in found.items() if not lost else ():
             rank = ranks[number]
             if own.hung and own_limits:
@@ -417,7 +443,7 @@ class _Case:
             failure = replace(found[self.waited].failure, rank=first, message=self.wait_text, stacks=rank.stacks)
             return replace(failure, confidence=confidence, evidence=grounds)
         own = found[first]
-        message = own.failure.message
+        message = own.failure.message or own.failure.type or "no message"
         lost = [number for number, each in self.ranks.items() if not each.is_heard_of]
         if own.weight == UNHEARD and first in lost:
             more = "" if len(lost) <= _NAMED else f" and {len(lost) - _NAMED} more"
@@ -450,8 +476,9 @@ class _Case:
             rest = others - ended - followed
             said = [f"{rank_names(followed)} lost a peer, or waited for one"] if followed else []
             said += [f"{rank_names(ended)} ended because of another rank"] if ended else []
+            said += ["it has logged this before it ended"] if own.is_logged else []
             said += [f"{rank_names(rest)} failed later, or in a way that is likelier to follow"] if rest else []
-            if own.weight != ABORTED and (followed or not ended) and not rest:
+            if own.weight != ABORTED and not own.is_logged and (followed or not ended) and not rest:
                 confidence = "certain"
             grounds = "; ".join(said) or "no other rank failed"
         return replace(own.failure, rank=self.root, message=message, confidence=confidence, evidence=grounds)
@@ -499,7 +526,7 @@ class _Case:
             return "collateral"
         if self.is_wait and self.blamed is None:
             asked = self.waited is not None and own.weight in (GAVE_UP, PEER_LOST)
-            if own.hung or asked or number in self.unseen:
+            if own.hung or asked or (number in self.unseen and not own.is_echo):
                 return "unknown"
         if self.first is None and own.weight < GAVE_UP and own.failure.phase == "cleanup":
             lower = (other for other in self.found if other < number)  # the first in its cleanup

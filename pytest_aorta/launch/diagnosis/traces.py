@@ -29,6 +29,9 @@ _LOOKED_AT = 2**20
 #: Files of libraries and of the interpreter, which the workload calls.
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")
 
+#: Those of the interpreter that run no program.
+_STANDARD = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/|runpy\.py)|^<(?!frozen runpy)")
+
 #: Functions that only call others.
 _WRAPPERS = {"wrapper", "inner", "wrapped", "decorate_context", "_fn", "<lambda>"}
 
@@ -71,9 +74,12 @@ def locate(threads: list[list[Frame]], source: str | None = None) -> Location | 
     if not threads or not threads[-1]:
         return None
     frames = threads[-1]
-    # Frames of the workload are those inside of this package's.
+    # Frames of the workload are those inside of this package's, which calls the standard library as well.
     until = next((at for at, frame in enumerate(frames) if "/pytest_aorta/" in frame.file), len(frames))
-    frames = frames[:until] or frames
+    inner = frames[:until]
+    if until < len(frames) and all(frame.file != source and _STANDARD.search(frame.file) for frame in inner):
+        return None
+    frames = inner
     of_workload = (at for at, frame in enumerate(frames) if frame.file == source or not _LIBRARY.search(frame.file))
     own = next(of_workload, 0)
     of_torch = (frame.name for frame in reversed(frames) if frame.file.endswith(_COLLECTIVES))
@@ -308,6 +314,36 @@ def complaint_in(log: str, *, of_all: bool = False) -> str | None:
     lines = [line.strip() for line in log.splitlines() if relation_in(line)]
     lines = [line for line in lines if not of_all or "what():" in line or "Watchdog" in line]
     return lines[-1][:1000] if lines else None
+
+
+#: An exception in a line of a log: ``ValueError: bad``, ``ValueError('bad')``; not one that stands for a signal.
+_NAMED = re.compile(
+    r"(?:^|[\s:|\]>)(\"'])(?P<type>(?:\w+\.)*(?!Signal)[A-Z]\w*(?:Error|Exception|Failure|Timeout|StopIteration))"
+    r"(?:\((?P<arguments>.*)\)|: (?P<message>\S.*)|:?$)"
+)
+_OF_A_SIGNAL = re.compile(r"SIG(?:TERM|INT|KILL)|\bsignal\b|terminated by", re.IGNORECASE)
+
+
+def last_words(logs: Sequence[Path], most: int) -> Failure | None:
+    """The exception that a process has logged before it ended: the first one in the last ``most`` lines of a log.
+
+    Many programs catch what is raised, log it and exit. ``at`` is the time of the last write to that log.
+    """
+    found = []
+    for path in logs:
+        lines = [line.strip() for line in read_tail(path, _TAIL).splitlines()]
+        for line in [line for line in lines if line][-most:]:
+            named = _NAMED.search(line)
+            if (named is None and relation_in(line) is None) or _OF_A_SIGNAL.search(line):
+                continue
+            kind, message = None, line
+            if named is not None:
+                kind = named["type"].rpartition(".")[2]
+                message = named["message"] or (named["arguments"] or "").strip("'\"") or kind
+            with contextlib.suppress(OSError):
+                found.append(Failure("run", "exception", message[:_KEPT], kind, at=path.stat().st_mtime))
+            break
+    return max(found, key=lambda each: each.at or 0.0, default=None)
 
 
 #: In a trial's folder: the stacks of its processes, or of those that imported its workload, and what these had written.

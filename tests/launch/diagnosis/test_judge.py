@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pytest_aorta.launch.child.rank_files import (
     log_event,
     write_exit,
     write_start,
+    write_stop,
 )
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, agent_failure, judge
@@ -335,3 +337,55 @@ def test_a_rank_that_is_stuck_in_the_kernel_is_an_error_of_the_agent() -> None:
         assert found is not None
         assert "uninterruptible sleep" in found.message
         assert "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT" in found.message
+
+
+# Ranks that tell their launcher nothing, and those that lose a peer only once they are asked to end.
+
+CAUGHT = "[1] training failed: ValueError: corrupt batch 17\n"
+LOST_PEER = f"[0] training failed: RuntimeError: {LOST}\n"
+
+
+@pytest.mark.parametrize(
+    ("logs", "codes", "cause", "confidence"),
+    [
+        ((LOST_PEER, CAUGHT, LOST_PEER), {0: 1, 1: 1, 2: 1}, 1, "likely"),
+        ((LOST_PEER, CAUGHT, LOST_PEER), {0: 1, 1: -15, 2: 1}, 1, "likely"),  # it was still uploading its report
+        ((LOST_PEER, "", LOST_PEER), {0: 1, 1: -15, 2: 1}, None, "unknown"),
+        ((LOST_PEER, CAUGHT + "step 5\n" * 4, ""), {0: 1, 1: -15, 2: -15}, None, "unknown"),  # it went on
+        ((CAUGHT, CAUGHT, LOST_PEER), {0: 1, 1: 1, 2: 1}, None, "unknown"),
+        (("", "", ""), {0: 1, 1: 1, 2: 1}, None, "unknown"),
+    ],
+)
+def test_of_ranks_that_catch_log_and_exit_the_logs_tell_the_cause(
+    tmp_path: Path, logs: Sequence[str], codes: Mapping[int, int], cause: int | None, confidence: str
+) -> None:
+    attempt = attempt_folder(tmp_path, 0)
+    attempt.mkdir(parents=True)
+    for rank, text in enumerate(logs):
+        (attempt / f"rank_{rank}.stdout.log").write_text(text)
+    write_stop(attempt, time.time() + 5)
+    found = judgement(tmp_path, [UNDONE] * 3, codes, at=dict.fromkeys(codes, time.time() + 4))
+
+    assert found.failure is not None
+    assert (found.failure.rank, found.failure.confidence) == (cause, confidence)
+    if cause is not None:
+        assert found.failure.message == "rank 1: corrupt batch 17"
+        assert [record.blame for record in found.ranks] == ["collateral", "cause", "collateral"]
+
+
+def test_a_rank_that_has_lost_a_peer_once_it_was_asked_to_end_is_not_missing(tmp_path: Path) -> None:
+    logs = [raised(LOST, at=2000.0), UNDONE, UNDONE]
+    attempt = attempt_folder(tmp_path, 0)
+    attempt.mkdir(parents=True)
+    write_stop(attempt, 1999.0)
+    found = judgement(tmp_path, logs, {0: 1, 1: -6, 2: 1}, dumps={2: WAITS}, stopped=True)
+
+    assert found.failure is not None
+    assert "rank 0 is missing" not in found.failure.message
+    assert found.ranks[0].blame == "collateral"
+
+
+def test_an_exception_without_a_message_is_called_by_its_type(tmp_path: Path) -> None:
+    found = judgement(tmp_path, [raised("", kind="StopIteration"), UNDONE], {0: 1, 1: -15})
+    assert found.failure is not None
+    assert found.failure.message == "rank 0: StopIteration"

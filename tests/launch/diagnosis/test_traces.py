@@ -17,6 +17,7 @@ from pytest_aorta.launch.diagnosis.traces import (
     complaint_in,
     crash_text,
     infer_exit_reason,
+    last_words,
     locate,
     read_dump,
     relation_to_a_peer,
@@ -325,3 +326,45 @@ def test_what_an_exception_says_of_a_peer(
 )
 def test_what_a_log_says_of_a_peer(log: str, complains: bool) -> None:
     assert (complaint_in(log) is not None) == complains
+
+
+# What a process has logged before it ended.
+
+
+@pytest.mark.parametrize(
+    ("log", "most", "found"),
+    [
+        ("step 3\n[1] training failed: ValueError: corrupt batch 17\n", 3, ("ValueError", "corrupt batch 17")),
+        ("ERROR train: giving up: my.pkg.BadBatch\nKeyError('x')\nbye\n", 3, ("KeyError", "x")),
+        ("torch.OutOfMemoryError: CUDA out of memory\n", 3, ("OutOfMemoryError", "CUDA out of memory")),
+        ("Traceback (most recent call last):\n  File 'a'\nValueError\n", 3, ("ValueError", "ValueError")),
+        ("ValueError: retried\nstep 4\nstep 5\nstep 6\n", 3, None),  # it went on
+        ("ValueError: retried\nstep 4\nstep 5\nstep 6\n", 40, ("ValueError", "retried")),
+        ("RuntimeError: first\nValueError: second\n", 40, ("RuntimeError", "first")),
+        ("UserWarning: slow\nno ValueError here\n", 40, None),
+        ("RuntimeError: ended by SIGTERM\nSignalException: Process 7 got signal: 15\n", 40, None),
+        ("[0] gloo/transport/tcp/pair.cc:553 Connection closed by peer\n", 40, (None, None)),
+    ],
+)
+def test_the_exception_that_a_program_has_logged_last_is_known(
+    tmp_path: Path, log: str, most: int, found: tuple[str | None, str | None] | None
+) -> None:
+    (tmp_path / "stdout.log").write_text(log)
+    said = last_words([tmp_path / "stdout.log", tmp_path / "none.log"], most)
+    if found is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert (said.type, said.message) == (found[0], found[1] or log.strip())
+        assert said.at == (tmp_path / "stdout.log").stat().st_mtime
+
+
+def test_what_this_package_does_is_no_place_of_the_workload() -> None:
+    ours = Frame("/venv/lib/python3.11/site-packages/pytest_aorta/probe/loaded.py", 88, "libraries")
+    library = Frame("<frozen posixpath>", 145, "basename")
+    workload = Frame("/home/me/train.py", 3, "run")
+    assert locate([[library, ours, workload]]) is None
+    assert locate([[ours, workload]]) is None
+    found = locate([[library, workload, ours]])
+    assert found is not None
+    assert found.text == "basename in run() at train.py line 3"

@@ -150,7 +150,27 @@ class Hook:
         # Python ends itself by SIGINT after a KeyboardInterrupt, unless something is imported in between.
         if self.has_raised or isinstance(error, (SystemExit, KeyboardInterrupt)):
             return
-        self.has_raised, now = True, time.time()
+        self.has_raised = True
+        frames, message = self.tell(error)
+        self.keep_collectives([self.pid])
+        late = "timed out" in message.lower() or "timeout" in message.lower()
+        if late and any("/torch/distributed/" in frame.filename for frame in frames):
+            self.mark_wait()
+
+    def exits(self, status: object) -> None:
+        """It asks for its end: with a text, or while it handles what was raised. It may still change its mind."""
+        error = sys.exc_info()[1]
+        if status is None or (isinstance(status, int) and (status == 0 or error is None)):
+            return
+        if isinstance(status, int) and error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt)):
+            self.tell(error, exits=True)
+        elif not isinstance(status, int):
+            said = str(status)[:_LIMIT]
+            self.say(raised=time.time(), type="SystemExit", message=said, traceback="", exits=True)
+
+    def tell(self, error: BaseException, exits: bool = False) -> tuple[Any, str]:
+        """Say what it is; its frames and its message."""
+        now = time.time()
         import traceback
 
         try:
@@ -164,11 +184,9 @@ class Hook:
             type=type(error).__qualname__,
             message=message[:_LIMIT],
             traceback=text if len(text) <= _LIMIT else text[: _LIMIT // 2] + "\n[...]\n" + text[-_LIMIT // 2 :],
+            exits=exits,
         )
-        self.keep_collectives([self.pid])
-        late = "timed out" in message.lower() or "timeout" in message.lower()
-        if late and any("/torch/distributed/" in frame.filename for frame in frames):
-            self.mark_wait()
+        return frames, message
 
     def mark_wait(self) -> None:
         """Let the launcher ask the other ranks where they are before it ends them."""
@@ -275,6 +293,13 @@ class Hook:
             before(kind, error, traceback)
 
         sys.excepthook = _hidden(excepthook)
+        leave = sys.exit
+
+        def exit(status: Any = None, /) -> None:
+            _try(self.exits, status)
+            leave(status)
+
+        sys.exit = _hidden(exit)
 
         def in_child(hook: Hook) -> None:
             sys.modules["multiprocessing.util"].Finalize(None, _try, (hook.end_of_child,), exitpriority=0)
