@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 from pathlib import Path
 
@@ -178,7 +179,8 @@ def test_a_signal_that_reaches_pytest_after_the_end_of_the_trial_has_ended_both(
                 each.send_signal(signal.SIGTERM)
     waits.wait_until((waits.results / "Waits/trial_2.json").exists)
     process.send_signal(signal.SIGTERM)
-    assert "not counted: 1 interrupted" in text(waits.finish(process))
+    # The next one may have begun.
+    assert re.search("not counted: [12] interrupted", text(waits.finish(process)))
     trial = waits.trial("Waits/trial_2.json")
     assert (trial["exit_status"], trial["failure"]["message"]) == ("infrastructure_failed", "interrupted: SIGTERM")
     assert trial["artifacts"].keys() >= {"stdout", "stderr"}

@@ -52,7 +52,10 @@ class Terminal:
         shown = self.lines()
         columns = range(self.screen.columns)
         above = ["".join(line[column].data for column in columns).rstrip() for line in self.screen.history.top]
-        return [*above, *shown]
+        found = [*above, *shown]
+        while found and not found[-1]:  # as of those on the screen
+            found.pop()
+        return found
 
     def wait_until(self, condition: Callable[[list[str]], object]) -> list[str]:
         seen: list[list[str]] = []
