@@ -52,6 +52,11 @@ def next_steps(run: Run, table: Table, stopped: str | None) -> Iterator[str]:
         if len(overlays.get(best.cell.key.cell, {}).items() - base.items()) > 1 and best.cell.environment == "local":
             yield f"next: which part of it does it: {_minimize(run, names)}"
         return
+    start = table.associations.start
+    if start is not None and start.factor == "hash seed":  # more trials would draw more seeds, and tell no more
+        failed = next((file for row in rows for file in _failed(run, row)), "")
+        yield f"next: a failure again, with its hash seed: pytest --aorta-replay {shlex.quote(failed)}"
+        return
     undecided = [row for row in compared if row.verdict.kind == "undecided"]
     is_rare = not any(row.cell.failures for row in rows)
     if not is_line:

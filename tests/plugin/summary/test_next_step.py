@@ -138,3 +138,13 @@ def test_long_names_are_shortened_by_what_they_share(train: Stage) -> None:
             "  FAST_ATTN=0 FUSED_ADAM=0  0 of 2 *",
         ]
     )
+
+
+def test_of_a_fault_that_the_hash_seed_decides_a_failure_is_run_again(stage: Stage) -> None:
+    stage.write(train='import sys\nsys.exit(hash("x") % 2)')
+    sets = ["--aorta-mitigations", "none", "--aorta-mitigations", "omp_1", "--tb=no", "--aorta-slots", "2"]
+    result = stage.run("--aorta-command", "python train.py", "--aorta-trials", "20", *sets)
+    assert "PYTHONHASHSEED decides it: fails with " in result.stdout.str()
+    (line,) = next_lines(result)
+    assert line.startswith("a failure again, with its hash seed: pytest --aorta-replay results/")
+    assert stage.run(*words_of(line)[1:]).ret == 1
