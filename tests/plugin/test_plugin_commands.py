@@ -413,7 +413,7 @@ def test_what_any_rank_says_or_does_fails_the_trial(stage: Stage) -> None:
     stage.write(ranks=RANKS)
 
     def played(how: str, *options: str) -> dict[str, Any]:
-        stage.run_here(*command(f"ranks.py {how}"), "--aorta-nproc", "2", *STEPS, *options)
+        stage.run_here(*command(f"ranks.py {how} --log x"), "--aorta-nproc", "2", *STEPS, *options)
         return stage.trial("command-ranks/trial_0.json")
 
     trial = played("says", "--aorta-fail-on", "NaN")

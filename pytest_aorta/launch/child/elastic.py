@@ -297,7 +297,7 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
 
 def run_script(payload: TrialPayload, send: Send) -> None:
     script = payload["overrides"]
-    program = ["--module", script["module"]] if "module" in script else [script["script"]]
+    program = ["--module", "--", script["module"]] if "module" in script else ["--", script["script"]]
     send({"type": "env", "env": snapshot(payload["watched"])})
     os.chdir(script["cwd"])
     _run_program(payload, send, [*program, *script["arguments"]], sys_path=sys.path)
@@ -319,7 +319,9 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
     if config.unbuffered:
         os.environ.setdefault("PYTHONUNBUFFERED", "1")
     os.environ.update(module_path(start, os.environ))
-    _run_program(payload, send, ["--no-python", *start], CommandOutput(payload, send, OutputRules.of(config), seed))
+    _run_program(
+        payload, send, ["--no-python", "--", *start], CommandOutput(payload, send, OutputRules.of(config), seed)
+    )
 
 
 def _run_program(
@@ -331,8 +333,9 @@ def _run_program(
 ) -> None:
     """Start ranks that send no events, and report how they ended.
 
-    ``words`` are the program of the ranks and its arguments, for torchrun. ``output`` looks at what they print; without
-    it, torchrun's exit code is the result. ``sys_path`` is added to that of Python programs.
+    ``words`` are the program of the ranks and its arguments, for torchrun, behind ``--``: it would take arguments such
+    as ``--log`` for its own. ``output`` looks at what they print; without it, torchrun's exit code is the result.
+    ``sys_path`` is added to that of Python programs.
     """
     folder, sockets = payload["folder"], payload["sockets"]
     interval = 0.02 if output is None else 0.005

@@ -41,7 +41,7 @@ main()
 
 FAULTS = """
 def test_passes(aorta_torchrun):
-    done = aorta_torchrun("train.py", "none", nproc=2)
+    done = aorta_torchrun("train.py", "none", "--log", "not torchrun's", nproc=2)
     assert done.ok, done.message
     assert (done.exit_status, done.returncode, done.restarts, done.failure) == ("ok", 0, 0, None)
     assert done.message == "train on 2 ranks: ok"
