@@ -63,6 +63,7 @@ def test_the_example_of_run_trials_runs(pytester: pytest.Pytester) -> None:
     assert result.outlines == ["none ['ok', 'ok']", "tf32_off ['ok', 'ok']", said]
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 @pytest.mark.slow
 def test_the_example_of_two_runs_is_compared_as_shown(stage: Stage) -> None:
     (workload,) = blocks("compare.md", "python")

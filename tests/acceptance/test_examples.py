@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from support.stage import Stage, counts, text
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DOCS = EXAMPLES.parent / "docs"
 

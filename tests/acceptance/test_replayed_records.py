@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from support.stage import Stage, counts, make_venv
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
+
 WORKLOADS = """
 import os
 import random
@@ -77,7 +79,9 @@ def draws(stage: Stage) -> Stage:
 
 @pytest.fixture
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    return Stage(tmp_path_factory.mktemp("elsewhere"))
+    found = Stage(tmp_path_factory.mktemp("elsewhere"))
+    found.isolation = None  # which a record says
+    return found
 
 
 REGISTRY = ("--aorta-registry-file", "registry.json")

@@ -12,6 +12,8 @@ import pytest
 from support.stage import Stage
 from support.terminal import Terminal
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
+
 #: Workers divide by a sum that another one has just cleared. Nothing in the script looks at the loss.
 NAN = """
 import os, random, threading, time

@@ -128,6 +128,7 @@ def test_logs_hold_what_python_and_native_code_wrote(stage: Stage) -> None:
     assert "\x1b[31m" not in result.stdout.str()
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 @pytest.mark.slow
 def test_tasks_of_a_step_of_slurm_that_would_share_a_results_directory_are_refused(
     simple: Stage, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,7 @@ def test_of_many_cells_the_hopeless_ones_are_dropped_and_the_table_says_when(fla
     )
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 @pytest.mark.slow
 @pytest.mark.parametrize("side_by_side", [SIDE_BY_SIDE[0], pytest.param(SIDE_BY_SIDE[1], marks=pytest.mark.long)])
 def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, ...]) -> None:

@@ -135,6 +135,14 @@ _ORDER = ("launch", "import", "setup", "run", "cleanup", "exit")
 _EXIT_LIMIT = 30.0
 
 
+def draw_pid() -> None:
+    """Use up a process id, or not, at random: else all trials take as many, and have even ones, or odd ones."""
+    if os.urandom(1)[0] & 1:
+        thread = threading.Thread(target=int, name="aorta-pid")  # its id is one of the same numbers
+        thread.start()
+        thread.join()
+
+
 class ProcessTrial:
     """A trial in a separate process. One thread follows it; any may ``interrupt``."""
 
@@ -231,6 +239,7 @@ class ProcessTrial:
             if self._has_rank_zygotes(mode) and not server.spec.fresh:
                 self._ranks = zygote.acquire_ranks(source, order, cell.plan.nproc, cancelled)
                 payload["rank_zygotes"] = len(self._ranks)
+            draw_pid()
             self._handed_over = time.monotonic()
             self._task = server.start_task(
                 payload,
