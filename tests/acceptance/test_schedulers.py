@@ -91,6 +91,7 @@ def test_what_is_cancelled_has_not_failed_and_is_submitted_again(stage: Stage, s
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheduler", IN_QUEUES)
 def test_a_scheduler_that_does_not_answer_changes_nothing(stage: Stage, slurm: Slurm, scheduler: str) -> None:
     jobs = project(stage, slurm, scheduler)

@@ -129,9 +129,10 @@ def test_a_command_that_cannot_run_is_no_fault(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("source", "first"),
     [
-        (
+        pytest.param(
             "import time\ntime.sleep(60)",
             "no run has ended within 3s: it waits (* % of a core, in time.sleep(60) at *:2).",
+            marks=[pytest.mark.slow, pytest.mark.long],
         ),
         (
             "import queue, threading\nthreading.Thread(target=lambda: queue.Queue().get()).start()",

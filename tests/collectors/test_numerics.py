@@ -88,6 +88,7 @@ def test_the_record_says_where_a_bad_tensor_lies_and_a_script_runs_its_module_al
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_say_which_was_first_and_how_the_other_got_it(stage: Stage) -> None:
     shutil.copy(HERE / "numerics_ranks.py", stage.path / "train.py")
     command = "torchrun --nproc-per-node 2 train.py"

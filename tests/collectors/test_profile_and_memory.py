@@ -190,6 +190,7 @@ for step in range(24):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_slower_operator_and_a_leak_of_one_cell_are_named_and_the_other_cell_is_clean(stage: Stage) -> None:
     stage.write(train=TRAIN)
     result = stage.run(
