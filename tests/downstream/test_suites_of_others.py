@@ -83,6 +83,7 @@ def test_sweep_recipes_of_aorta_run_as_far_as_they_come_without_a_gpu(aorta: tup
             file = place / f"{sweep.stem}.aorta.toml"
             assert command("convert", str(sweep), "-o", str(file), "--", "python", "-c", "pass").exit_code == 0
         names = [f"--aorta-registry-file={each}" for each in place.glob("*sidecar*.json")]
+        names.append("--aorta-isolation=fork")  # an import of torch for each cell, and not for each trial
         status, text = run(python, folder, str(file.relative_to(folder)), "-q", "-x", "--aorta-timeout=60", *names)
         results = place / "workspace" / file.name.partition(".")[0]
         records = [json.loads(each.read_text()) for each in results.glob("**/trial_*.json")]
