@@ -58,32 +58,40 @@ class UnimportedModule(pytest.Module):
     module and nothing more: importing it would start what a trial has to start.
     """
 
-    #: With the classes.
+    #: With the classes; the lines of these, from 0, as far as they were asked for.
     file: Path
+    lines: dict[str, int]
 
     @classmethod
     def of(cls, parent: pytest.Collector, file: Path, **place: Any) -> Any:
         """The node of a file; ``place``: its path, name and node id, where they are not those of the file."""
         node = cls.from_parent(parent, **{"path": file, **place})
-        node.file = file
+        node.file, node.lines = file, {}
         node.obj = ModuleType(module_name(file)[0], "The module of a workload; pytest has not imported it.")
         node.obj.__file__ = str(file)
         return node
 
     def location_of(self, trial: TrialSpec) -> tuple[Path, int]:
         """File and line, from 0, of a trial's workload class; the file's first where it is not to be found."""
-        try:
-            node: ast.AST = ast.parse(self.file.read_bytes())
-        except (OSError, SyntaxError, ValueError):
-            return self.file, 0
-        for name in trial.workload.target.rpartition(":")[2].split("."):
-            for inner in ast.walk(node):
-                if inner is not node and isinstance(inner, ast.ClassDef) and inner.name == name:
-                    node = inner
-                    break
-            else:
-                return self.file, 0
-        return self.file, getattr(node, "lineno", 1) - 1
+        name = trial.workload.target.rpartition(":")[2]
+        if name not in self.lines:  # of all trials of a class, once
+            self.lines[name] = _line_of(self.file, name)
+        return self.file, self.lines[name]
+
+
+def _line_of(file: Path, qualified_name: str) -> int:
+    try:
+        node: ast.AST = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return 0
+    for name in qualified_name.split("."):
+        for inner in ast.walk(node):
+            if inner is not node and isinstance(inner, ast.ClassDef) and inner.name == name:
+                node = inner
+                break
+        else:
+            return 0
+    return getattr(node, "lineno", 1) - 1
 
 
 #: Where a trial stands.
