@@ -67,8 +67,10 @@ def test_the_tutorial_of_row(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is nothing that could differ")
-def test_a_triage_of_determinism(stage: Stage) -> None:
+def test_a_triage_of_determinism(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.stage.PATIENCE", 900)  # some dozen processes that import torch
     run, status, cells = run_readme(stage, "determinism")
     assert run.ret == 0
     run.stdout.fnmatch_lines(["*trials of reproduce*", "*trials of matrix*", "holds: matrix: verdict(omp_1)==fixes"])
