@@ -70,12 +70,21 @@ def test_sweep_recipes_of_aorta_are_converted_and_collected(aorta: tuple[Path, P
     assert len(missing) == 2, text
 
 
-def test_sweep_recipes_of_aorta_run_as_far_as_they_come_without_a_gpu(aorta: tuple[Path, Path], tmp_path: Path) -> None:
+#: The recipes are run in so many parts.
+PARTS = 3
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))])
+def test_sweep_recipes_of_aorta_run_as_far_as_they_come_without_a_gpu(
+    aorta: tuple[Path, Path], tmp_path: Path, part: int
+) -> None:
     source, python = aorta
     folder = tmp_path / "source"
     shutil.copytree(source, folder)
     ends: dict[str, set[str]] = {}
-    for sweep in sorted([*folder.glob("recipes/**/*.yaml"), *folder.glob("examples/**/recipe.yaml")]):
+    smoke = ("example-training-ddp-smoke", "example-inference-smoke")  # these are in each part
+    sweeps = sorted([*folder.glob("recipes/**/*.yaml"), *folder.glob("examples/**/recipe.yaml")])
+    for sweep in (each for number, each in enumerate(sweeps) if number % PARTS == part or each.stem in smoke):
         if sweep.stem == "example-llm-determinism":  # whose two trials take minutes
             continue
         file, place = sweep, sweep.parent
@@ -90,9 +99,9 @@ def test_sweep_recipes_of_aorta_run_as_far_as_they_come_without_a_gpu(aorta: tup
         refused = status == pytest.ExitCode.USAGE_ERROR and "rocprof" in str(sweep)  # which is not here
         assert bool(records) is not refused, text
         ends[sweep.stem] = {record["exit_status"] for record in records}
-    assert len([name for name, found in ends.items() if found]) >= 45
-    assert len([name for name, found in ends.items() if found == {"ok"}]) >= 8
-    assert ends["example-training-ddp-smoke"] == ends["example-inference-smoke"] == {"ok"}
+    assert len([name for name, found in ends.items() if found]) >= 45 // PARTS
+    assert len([name for name, found in ends.items() if found == {"ok"}]) >= 2
+    assert [ends[name] for name in smoke] == [{"ok"}] * 2
 
 
 def test_the_suite_of_aorta_ends_the_same_with_the_plugin_and_without(aorta: tuple[Path, Path]) -> None:
