@@ -44,6 +44,12 @@ if rank == "1":
     if part == "raises": raise KeyError("of rank 1")
     if part == "killed": os.kill(os.getpid(), signal.SIGKILL)
     if part == "exits": os._exit(3)
+    if part == "says": sys.exit("loss is NaN at step 4")
+    if part == "logs":
+        try: raise ValueError("corrupt batch 17")
+        except ValueError:
+            print("failed")
+            sys.exit(1)
     if part == "forks":
         if os.fork() == 0: raise ValueError("of a fork")
         os.wait()
@@ -97,6 +103,8 @@ def judged(folder: Path, said: str = "", code: int = 1) -> Judgement:
         ("raises", {"kind": "exception", "type": "KeyError", "message": "rank 1: 'of rank 1'", "exit_code": 1}),
         ("killed", {"kind": "signal", "signal": "SIGKILL"}),
         ("exits", {"kind": "exit_code", "exit_code": 3}),
+        ("says", {"kind": "exception", "type": "SystemExit", "message": "rank 1: loss is NaN at step 4"}),
+        ("logs", {"kind": "exception", "type": "ValueError", "message": "rank 1: corrupt batch 17", "exit_code": 1}),
         ("forks", {"kind": "exit_code", "exit_code": 4}),
     ],
 )

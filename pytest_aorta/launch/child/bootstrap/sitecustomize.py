@@ -160,9 +160,9 @@ class Hook:
     def exits(self, status: object) -> None:
         """It asks for its end: with a text, or while it handles what was raised. It may still change its mind."""
         error = sys.exc_info()[1]
-        if status is None or (isinstance(status, int) and (status == 0 or error is None)):
+        if status is None or (isinstance(status, int) and status == 0):
             return
-        if isinstance(status, int) and error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt)):
+        if error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt)):
             self.tell(error, exits=True)
         elif not isinstance(status, int):
             said = str(status)[:_LIMIT]
