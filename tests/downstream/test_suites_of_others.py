@@ -71,7 +71,7 @@ def test_sweep_recipes_of_aorta_are_converted_and_collected(aorta: tuple[Path, P
 
 
 #: The recipes are run in so many parts.
-PARTS = 3
+PARTS = 6
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))])
@@ -99,7 +99,7 @@ def test_sweep_recipes_of_aorta_run_as_far_as_they_come_without_a_gpu(
         refused = status == pytest.ExitCode.USAGE_ERROR and "rocprof" in str(sweep)  # which is not here
         assert bool(records) is not refused, text
         ends[sweep.stem] = {record["exit_status"] for record in records}
-    assert len([name for name, found in ends.items() if found]) >= 45 // PARTS
+    assert len([name for name, found in ends.items() if found]) >= 45 // PARTS - 2
     assert len([name for name, found in ends.items() if found == {"ok"}]) >= 2
     assert [ends[name] for name in smoke] == [{"ok"}] * 2
 
