@@ -228,7 +228,7 @@ class _Case:
             return own
         is_silent = own.failure.kind == "exit_code" or (own.follows and own.failure.kind == "signal")
         relation = relation_in(f"{said.type}: {said.message}")
-        was_before = stopped_at is None or (said.at or 0.0) <= stopped_at
+        was_before = stopped_at is not None and (said.at or 0.0) <= stopped_at  # it was asked to end
         if own.weight == ENDED and was_before and own.failure.message == said.message:
             # It was asked to end before it came to say so itself.
             return replace(own, weight=_weight_of(own.failure, None), at=said.at or own.at, is_echo=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import re
 from collections import Counter
@@ -316,12 +317,13 @@ def complaint_in(log: str, *, of_all: bool = False) -> str | None:
     return lines[-1][:1000] if lines else None
 
 
-#: An exception in a line of a log: ``ValueError: bad``, ``ValueError('bad')``; not one that stands for a signal.
+#: An exception in a line of a log: ``ValueError: bad``, ``ValueError('bad')``. The rule: its name ends in ``Error`` or
+#: ``Exception``, or is one of Python's own. torch's agent raises ``SignalException`` where it is asked to end.
+_OWN = "|".join(name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, Exception))
 _NAMED = re.compile(
-    r"(?:^|[\s:|\]>)(\"'])(?P<type>(?:\w+\.)*(?!Signal)[A-Z]\w*(?:Error|Exception|Failure|Timeout|StopIteration))"
+    rf"(?:^|[\s:|\]>)(\"'])(?P<type>(?:\w+\.)*(?!SignalException|\w*Warning)(?:[A-Z]\w*(?:Error|Exception)|{_OWN}))"
     r"(?:\((?P<arguments>.*)\)|: (?P<message>\S.*)|:?$)"
 )
-_OF_A_SIGNAL = re.compile(r"SIG(?:TERM|INT|KILL)|\bsignal\b|terminated by", re.IGNORECASE)
 
 
 def last_words(logs: Sequence[Path], most: int) -> Failure | None:
@@ -334,7 +336,7 @@ def last_words(logs: Sequence[Path], most: int) -> Failure | None:
         lines = [line.strip() for line in read_tail(path, _TAIL).splitlines()]
         for line in [line for line in lines if line][-most:]:
             named = _NAMED.search(line)
-            if (named is None and relation_in(line) is None) or _OF_A_SIGNAL.search(line):
+            if named is None and relation_in(line) is None:
                 continue
             kind, message = None, line
             if named is not None:

@@ -342,7 +342,14 @@ def test_what_a_log_says_of_a_peer(log: str, complains: bool) -> None:
         ("ValueError: retried\nstep 4\nstep 5\nstep 6\n", 40, ("ValueError", "retried")),
         ("RuntimeError: first\nValueError: second\n", 40, ("RuntimeError", "first")),
         ("UserWarning: slow\nno ValueError here\n", 40, None),
-        ("RuntimeError: ended by SIGTERM\nSignalException: Process 7 got signal: 15\n", 40, None),
+        ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n", 40, None),
+        (
+            "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n",
+            40,
+            ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed."),
+        ),
+        ("StopIteration\n", 3, ("StopIteration", "StopIteration")),
+        ("Timeout: 5 s\n", 3, None),
         ("[0] gloo/transport/tcp/pair.cc:553 Connection closed by peer\n", 40, (None, None)),
     ],
 )
