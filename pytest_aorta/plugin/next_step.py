@@ -52,9 +52,9 @@ def next_steps(run: Run, table: Table, stopped: str | None) -> Iterator[str]:
         if len(overlays.get(best.cell.key.cell, {}).items() - base.items()) > 1 and best.cell.environment == "local":
             yield f"next: which part of it does it: {_minimize(run, names)}"
         return
-    start = table.associations.start
-    if start is not None and start.factor == "hash seed":  # more trials would draw more seeds, and tell no more
-        failed = next((file for row in rows for file in _failed(run, row)), "")
+    start, failed = table.associations.start, next((file for row in rows for file in _failed(run, row)), None)
+    if failed is not None and start is not None and start.factor == "hash seed":
+        # More trials would draw more seeds, and tell no more.
         yield f"next: a failure again, with its hash seed: pytest --aorta-replay {shlex.quote(failed)}"
         return
     undecided = [row for row in compared if row.verdict.kind == "undecided"]
@@ -71,7 +71,7 @@ def next_steps(run: Run, table: Table, stopped: str | None) -> Iterator[str]:
         keep = [] if not run.selection.stop.ends_cells else ["--aorta-stop", _stop(run)]
         line = _line(run, ["--aorta-trials", str(trials), *keep, "--aorta-resume"])
         yield f"next: {more} more trials of each cell{time}: {line}"
-    elif not compared and not is_rare and (failed := next((file for row in rows for file in _failed(run, row)), None)):
+    elif not compared and not is_rare and failed is not None:
         yield f"next: a failure again, with its seeds: pytest --aorta-replay {shlex.quote(failed)}"
     else:
         yield f"next: {report}"

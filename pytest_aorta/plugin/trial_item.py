@@ -58,15 +58,15 @@ class UnimportedModule(pytest.Module):
     module and nothing more: importing it would start what a trial has to start.
     """
 
-    #: With the classes; the lines of these, from 0, as far as they were asked for.
+    #: With the classes; the line of each that was asked for, from 0.
     file: Path
-    lines: dict[str, int]
+    line_of_class: dict[str, int]
 
     @classmethod
     def of(cls, parent: pytest.Collector, file: Path, **place: Any) -> Any:
         """The node of a file; ``place``: its path, name and node id, where they are not those of the file."""
         node = cls.from_parent(parent, **{"path": file, **place})
-        node.file, node.lines = file, {}
+        node.file, node.line_of_class = file, {}
         node.obj = ModuleType(module_name(file)[0], "The module of a workload; pytest has not imported it.")
         node.obj.__file__ = str(file)
         return node
@@ -74,9 +74,9 @@ class UnimportedModule(pytest.Module):
     def location_of(self, trial: TrialSpec) -> tuple[Path, int]:
         """File and line, from 0, of a trial's workload class; the file's first where it is not to be found."""
         name = trial.workload.target.rpartition(":")[2]
-        if name not in self.lines:  # of all trials of a class, once
-            self.lines[name] = _line_of(self.file, name)
-        return self.file, self.lines[name]
+        if name not in self.line_of_class:  # the file is parsed once for all trials of a class
+            self.line_of_class[name] = _line_of(self.file, name)
+        return self.file, self.line_of_class[name]
 
 
 def _line_of(file: Path, qualified_name: str) -> int:
