@@ -82,8 +82,13 @@ class StaticEnv:
     modules: ModuleCount | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """What is not of one process, as JSON-able data: keywords for another one."""
+        """What is not of one process, as JSON-able data."""
         return {name: value for name, value in vars(self).items() if name != "modules"}
+
+    @classmethod
+    def of_this_process(cls, plain: Mapping[str, Any]) -> StaticEnv:
+        """What another process has found, as ``to_plain`` returns it, with the modules of this one."""
+        return refreshed(cls(**{**plain, "reasons": tuple(plain["reasons"])}))
 
 
 def collect_static(source: Path | None = None) -> StaticEnv:

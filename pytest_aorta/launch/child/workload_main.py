@@ -132,7 +132,7 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     source = description["source"]
     python = description.pop("interpreter", None) or argument.get("interpreter")
     if (static := argument.get("static")) is not None:
-        _static = refreshed(StaticEnv(**{**static, "reasons": tuple(static["reasons"])}))
+        _static = StaticEnv.of_this_process(static)
     else:
         _static = collect_static(Path(source) if source else None)
         if python is not None:  # that of the command, or of its environment
