@@ -160,6 +160,34 @@ def test_the_exit_of_a_class_is_that_of_an_interpreter(stage: Stage) -> None:
     assert "1 trial of Dies local-none ok, but not its end: ended by SIGABRT at exit" in text(result)
 
 
+def test_the_only_trial_of_a_start_ends_as_an_interpreter_does_however_slow_the_import(stage: Stage) -> None:
+    burns = "import time\nwhile time.process_time() < 1: pass\n"
+    stage.write(ends=burns + _AT_EXIT)
+    stage.run("ends.py", "-k", "Dies", "--aorta-trials", "1").assert_outcomes(passed=1, errors=1)
+    dies = stage.trial("Dies/trial_0.json")
+    assert (dies["failure"]["phase"], dies["failure"]["signal"]) == ("exit", "SIGABRT")
+
+
+def test_starts_after_the_first_import_nothing_for_the_description_of_the_machine(stage: Stage) -> None:
+    stage.write(
+        tells="""
+        import sys
+
+        class Tells:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self):
+                heavy = {"importlib.metadata", "logging", "psutil", "pydantic", "pytest_aorta.registry"}
+                return {"passed": True, "metrics": {"heavy": sorted(heavy & set(sys.modules))}}
+        """
+    )
+    stage.run("tells.py", "--aorta-trials", "2").assert_outcomes(passed=2)
+    first, second = stage.trials().values()
+    assert second["result"]["metrics"]["heavy"] == []
+    for section in ("host", "packages", "compilers", "python"):  # they are in the record all the same
+        assert second["env"][section] == first["env"][section] != {}
+
+
 def test_a_command_that_dies_or_hangs_after_its_last_line_fails_at_exit(stage: Stage) -> None:
     stage.write(
         dies="""

@@ -116,8 +116,8 @@ class Source:
     users: int = 0
     ranks: tuple[ZygoteSpec, ...] = ()
 
-    def is_of_no_other_trial(self, order: TrialOrder) -> bool:
-        """Whether no other trial will come from it: then the process may end as an interpreter does."""
+    def has_no_further_trial(self, order: TrialOrder) -> bool:
+        """Whether a trial is the last one from it: then its process may end as an interpreter does."""
         spec = order.spec
         is_last = plan_step(order) == 1 and spec.trial_index + 1 == spec.cell_trials
         return self.start.is_spent or (is_last and spec.execution.isolation == "auto")

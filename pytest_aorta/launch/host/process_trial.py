@@ -139,7 +139,8 @@ _EXIT_LIMIT = 30.0
 def draw_pid() -> None:
     """Use up a process id, or not, at random: else all trials take as many, and have even ones, or odd ones."""
     if os.urandom(1)[0] & 1:
-        _thread.start_new_thread(int, ())  # its id is one of the same numbers
+        with contextlib.suppress(RuntimeError):  # no thread can be started
+            _thread.start_new_thread(int, ())  # its id is one of the same numbers
 
 
 class ProcessTrial:
@@ -194,7 +195,6 @@ class ProcessTrial:
 
     def start(self) -> None:
         """Hand the trial to a zygote. Never raises for what is the trial's own fault."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         order, allocation, cancelled = self._order, self._allocation, self._interrupted.is_set
         try:
             self._zygote = zygote = self._zygotes.of(order, allocation)
@@ -212,7 +212,7 @@ class ProcessTrial:
             server = source.zygote
             assert server is not None
             mode, is_here, here = cell.plan.mode, own_rank() == 0, order.inherited
-            self._folder.mkdir(parents=True, exist_ok=True)  # another run may have put it away meanwhile
+            self._folder.mkdir(parents=True, exist_ok=True)  # not before: another run would put it away meanwhile
             self._place = place = make_place(
                 self.spec.trial_index,
                 self._folder,
@@ -313,7 +313,7 @@ class ProcessTrial:
             and cell.plan.mode == "single"
             and spec.execution.preload == "auto"
             and not self._is_typed,
-            "ends_fully": source.is_of_no_other_trial(self._order) and not self._is_typed,
+            "ends_fully": source.has_no_further_trial(self._order) and not self._is_typed,
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
             "source": cell.info.source,
