@@ -219,7 +219,7 @@ class Runs:
         records: list[dict[str, Any]] = []
         compared: list[dict[str, Any]] = []
         while len(compared) < runs:
-            size = _CELL if self.fault.shares_starts or form == "ranks" else runs
+            size = _CELL if form != "command" and self.fault.shares_starts else runs
             cell = self._ours(size, form)
             records += cell
             compared += self._one_of_each_start(cell, at_exit=form == "class at exit")

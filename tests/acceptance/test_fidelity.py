@@ -10,7 +10,9 @@ RUNS = 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["order of a set", "a draw at import", "a handler of atexit that ends the process"])
+@pytest.mark.parametrize(
+    "name", ["order of a set", "a draw at import", "parity of the pid", "a handler of atexit that ends the process"]
+)
 def test_trials_fail_as_often_as_fresh_processes(name: str) -> None:
     runs = Runs(FAULTS[name], None)
     try:
