@@ -70,7 +70,7 @@ def test_sweep_recipes_of_aorta_are_converted_and_collected(aorta: tuple[Path, P
     assert len(missing) == 2, text
 
 
-#: The recipes are run in so many parts.
+#: Of so many parts of the recipes, each check runs the first.
 PARTS = 6
 
 
@@ -99,8 +99,7 @@ def test_sweep_recipes_of_aorta_run_as_far_as_they_come_without_a_gpu(
         refused = status == pytest.ExitCode.USAGE_ERROR and "rocprof" in str(sweep)  # which is not here
         assert bool(records) is not refused, text
         ends[sweep.stem] = {record["exit_status"] for record in records}
-    assert len([name for name, found in ends.items() if found]) >= 45 // PARTS - 2
-    assert len([name for name, found in ends.items() if found == {"ok"}]) >= 2
+    assert len([name for name, found in ends.items() if found]) >= 5
     assert [ends[name] for name in smoke] == [{"ok"}] * 2
 
 
