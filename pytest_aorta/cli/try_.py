@@ -454,7 +454,9 @@ class _Look:
         places = {each.facts.failed_rank for each in self.bad}
         where = "" if None in places or len(places) != 1 else f", by rank {places.pop()}"
         if not bad and (found := self.outcomes):
-            yield f"It did not fail in {counted(count, 'run')}, but has {found[1]} ({found[0]})."
+            read = len(self.ends[found[0]])
+            unread = f", which was read in {read} of them" if read < count else ""
+            yield f"It did not fail in {counted(count, 'run')}, but has {found[1]} ({found[0]}{unread})."
         elif not bad:
             processes = starts_of(trial.facts for trial in self.trials)
             bound = bound_text(rate_below(count), start_rate_below(processes), len(processes))

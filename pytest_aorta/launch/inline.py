@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 import subprocess
@@ -81,8 +82,15 @@ def _install(folder: Path, requirements: list[str]) -> str:
                 check=False,
             )
             if done.returncode != 0:
-                said = [line for line in read_tail(log, 4000).splitlines() if line.strip()]
-                last = next((line for line in reversed(said) if "error" in line.lower()), said[-1] if said else "")
-                return f"{' '.join(words)!r} ended with exit code {done.returncode}: {one_line(last)}; see {log}"
+                why = one_line(_reason_in(read_tail(log, 4000)))
+                return f"{' '.join(words)!r} ended with exit code {done.returncode}: {why}; see {log}"
     (folder / "complete").touch()
     return ""
+
+
+def _reason_in(output: str) -> str:
+    """The last error in what pip or uv has printed, with the indented lines that explain it."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    start = next((at for at in reversed(range(len(lines))) if "error" in lines[at].lower()), len(lines) - 1)
+    explained = itertools.takewhile(lambda line: line[0].isspace(), lines[start + 1 :])
+    return " ".join(map(str.strip, [*lines[max(0, start) : start + 1], *explained]))

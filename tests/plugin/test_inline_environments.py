@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -69,11 +71,18 @@ def test_two_versions_of_a_package_are_two_cells_of_one_line(stage: Stage, tmp_p
     assert [file.stat().st_mtime_ns for file in made(tmp_path)] == before != []
 
 
-def test_what_cannot_be_installed_is_said(stage: Stage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+def test_what_cannot_be_installed_is_said(
+    stage: Stage, tmp_path: Path, tool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tool == "pip":
+        monkeypatch.setenv("PATH", os.defpath)
+    elif shutil.which("uv") is None:
+        pytest.skip("uv is not installed")
     stage.write(train=TRAIN)
     words = ["--aorta-command", "python train.py", "--aorta-environment", "uv:tiny==1.0 nowhere==3"]
     result = stage.run(*words)
-    said = "*install tiny==1.0 nowhere==3' ended with exit code 1: *nowhere==3*; see *.log*"
+    said = "*install *tiny==1.0 nowhere==3' ended with exit code 1: *nowhere==3*; see *.log*"
     result.stdout.fnmatch_lines(
         [f"aorta: it cannot be made: {said}", f"*environment 'uv:tiny==1.0 nowhere==3': {said}"]
     )
