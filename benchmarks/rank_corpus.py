@@ -52,11 +52,11 @@ GRADES: tuple[Grade, ...] = ("right", "unknown", "wrong", "wrong and certain")
 class Truth:
     """What the docstring of a program says, line by line, after its first paragraph.
 
-    ``ranks``: as many it needs. ``guilty``: those that may be named as the cause; none where no rank is, or where
-    nobody can know. ``unknowable``: that none is named is right as well. ``status`` and ``kind``: each of these is right.
-    ``says``: one of these, separated by ``|``, is in the first line of the message, whatever the case; nothing, where
-    the trial passes. ``deadline``: seconds, of a program that hangs. ``elsewhere``: launchers under which the program
-    has no meaning.
+    ``ranks``: as many it needs. ``guilty``: those that may be named as the cause (``guilty: none`` where no rank is).
+    ``unknowable``: that none is named is right as well. ``status`` and ``kind``: each of these is right. ``says``: one
+    of these, separated by ``|``, is in the first line of the message, whatever the case; nothing, where the trial
+    passes. ``deadline``: seconds, of a program that may hang. ``elsewhere``: launchers under which the program has no
+    meaning.
     """
 
     ranks: int

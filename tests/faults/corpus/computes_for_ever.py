@@ -1,10 +1,10 @@
-"""One rank never leaves an inner loop; the others wait for it until the deadline.
+"""A solver on one rank never converges; the others wait for it until the deadline.
 
-ranks: 2
+ranks: 3
 guilty: 1
 status: timeout
 kind: timeout
-says: rank 1
+says: solve
 deadline: 25
 """
 
@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 
-def solve(matrix, tolerance):
-    x = torch.ones(64)
-    residual = 1.0
-    while residual > tolerance:
-        x = matrix @ x / (matrix @ x).norm()
-        residual = (matrix @ x).norm().item()
+def solve(matrix, tolerance=1e-3):
+    x, change = torch.rand(len(matrix)), 1.0
+    while change > tolerance:
+        update = matrix @ x
+        change = (update - x).norm().item()
+        x = update / update.norm()
     return x
 
 
@@ -25,10 +25,10 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for step in range(5):
-        matrix = torch.eye(64) / (1 if rank == 1 and step == 2 else 1e9)
-        if rank == 1:
-            solve(torch.eye(64), tolerance=2.0 if step < 2 else 0.5)
-        total = matrix.sum()
+        matrix = torch.eye(32)
+        if rank == 1 and step == 2:
+            matrix = -matrix  # its vectors change their sign for ever
+        total = solve(matrix).sum()
         dist.all_reduce(total)
     dist.destroy_process_group()
 
