@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from typing import Any
 
 import torch.distributed as dist
@@ -20,6 +21,7 @@ class Script:
         pass
 
     def run(self) -> dict[str, Any]:
+        sys.argv = [self.path]
         try:
             runpy.run_path(self.path, run_name="__main__")
         except SystemExit as ends:

@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 
 def run_rank(rank: int, script: str) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    sys.argv = [script]
     runpy.run_path(script, run_name="__main__")
 
 

@@ -4,7 +4,7 @@ ranks: 3
 guilty: 1
 status: workload_failed
 kind: exception
-says: image 12 is truncated | rank 1
+says: image 12 is truncated
 """
 
 from datetime import timedelta
