@@ -245,9 +245,9 @@ def build_record(
         failure=failure,
         warnings=warnings_of(seen),
         elastic=None
-        if mode == "single"
+        if mode == "single" and not seen.attempts
         else Elastic(
-            launcher=mode,
+            launcher="command" if mode == "single" else mode,
             states=seen.states,
             restarts=sum(attempt.reason == "failure" for attempt in seen.attempts),
             attempts=seen.attempts,

@@ -92,9 +92,12 @@ class SideBySide(_Record):
 
 
 class Elastic(_Record):
-    """What the agent of a distributed trial did."""
+    """What the agent of a distributed trial did.
 
-    launcher: Literal["elastic", "torchrun", "external"]
+    ``launcher``: ``command`` where the command of the trial has started its ranks again by itself.
+    """
+
+    launcher: Literal["elastic", "torchrun", "external", "command"]
     states: list[GroupState] = Field(default_factory=list)
     restarts: int = 0
     attempts: list[Attempt] = Field(default_factory=list)

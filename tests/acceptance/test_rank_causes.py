@@ -129,3 +129,45 @@ def test_a_rank_that_another_has_started_and_not_waited_for_is_the_cause_as_it_h
     failures = {trial["config"]["command"]: trial["failure"] for trial in stage.trials().values()}
     found = [(failures[each]["rank"], failures[each]["signal"], failures[each]["exit_code"]) for each in commands]
     assert found == [(1, "SIGKILL", None), (1, None, 7)]
+
+
+FAILS_ONCE = """
+import os, sys
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+    sys.exit(13)
+print("step 1", flush=True)
+"""
+
+
+def test_what_a_command_starts_again_is_recorded(stage: Stage) -> None:
+    stage.write(train=FAILS_ONCE)
+    line = "torchrun --standalone --max-restarts 1 --nproc-per-node 2 train.py"
+    result = stage.run("--aorta-command", line)
+    result.stdout.fnmatch_lines(["*ok only after a restart of the ranks"])
+    trial = stage.trial("command-train/trial_0.json")
+    (first,) = trial["elastic"]["attempts"]
+    assert (trial["exit_status"], trial["elastic"]["launcher"], trial["elastic"]["restarts"]) == ("ok", "command", 1)
+    assert (first["failure"]["rank"], first["failure"]["exit_code"]) == (1, 13)
+
+
+DOES_NOT_SEND = """
+import time, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, x = dist.get_rank(), torch.ones(4)
+if rank == 0:
+    time.sleep(600)
+else:
+    dist.recv(x, src=rank - 1)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_receive_say_from_whom(stage: Stage) -> None:
+    stage.write(train=DOES_NOT_SEND)
+    stage.run("--aorta-command", "python train.py", "--aorta-nproc", "3", "--aorta-timeout", "20")
+    trial = stage.trial("command-train/trial_0.json")
+    assert (trial["exit_status"], trial["failure"]["rank"]) == ("timeout", 0)
+    assert "rank 2 waits in recv for rank 1, which waits in recv for rank 0;" in trial["failure"]["message"]
+    assert blames(trial) == ["cause", "collateral", "collateral"]

@@ -29,13 +29,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, g
 
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
-from pytest_aorta.launch.child.bootstrap.sitecustomize import serve_recorder
+from pytest_aorta.launch.child.bootstrap.sitecustomize import serve_recorder, wait_in
 from pytest_aorta.launch.child.command import Lines, command_result
 from pytest_aorta.launch.child.rank_files import (
     attempt_folder,
     clear,
     keep_evidence,
     log_event,
+    log_wait,
     save_collectives,
 )
 from pytest_aorta.launch.child.recorder import (
@@ -96,6 +97,7 @@ def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None
         # At once, as the agent may end this rank; from the file it learns which rank failed first.
         if isinstance(error, Exception):
             get_error_handler().record_exception(error)
+        log_wait(folder, rank, wait_in([frame for frame, _ in traceback.walk_tb(error.__traceback__)]))
         save_collectives(trial, sockets, socket)
 
     if not prepared:

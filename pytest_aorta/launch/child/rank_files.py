@@ -21,7 +21,7 @@ from typing import Any
 from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.child.bootstrap.sitecustomize import ask_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence, Wait
 from pytest_aorta.launch.diagnosis.traces import complaint_in, infer_exit_reason, last_words, locate, read_dump
 from pytest_aorta.trials.records import Event, Failure, ResultRecord, event_of_rank, to_json
 from pytest_aorta.trials.steps import read_steps, step_file
@@ -71,6 +71,12 @@ def _append(path: Path, *entries: Mapping[str, Any]) -> None:
 def log_event(folder: Path, rank: int, event: Event) -> None:
     """Add to the event log of a rank in an attempt's ``folder``."""
     _append(event_log(folder, rank), event)
+
+
+def log_wait(folder: Path, rank: int, wait: Mapping[str, Any] | None) -> None:
+    """Likewise what the call waited for that has raised, as of ``sitecustomize.wait_in``."""
+    if wait is not None:
+        _append(event_log(folder, rank), {"type": "wait", "wait": wait})
 
 
 def _entries(data: bytes) -> list[Any]:
@@ -140,7 +146,8 @@ def save_collectives(folder: Path, sockets: Path, name: str = "*") -> None:
             continue
         with contextlib.suppress(OSError, ValueError):
             answer = ask_recorder(str(path))
-            if json.loads(answer).get("entries"):
+            said = json.loads(answer)
+            if said.get("entries") or said.get("wait"):
                 target.write_bytes(answer)
 
 
@@ -196,6 +203,8 @@ def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
             events[-1].pop("launcher_variables", None)
         elif line["type"] in ("begin", "end", "lived"):
             events.append(event_of_rank(line))
+        elif line["type"] == "wait":
+            rank = replace(rank, wait=Wait(**line["wait"]))
     if (last := read_steps(step_file(folder, rank.rank))) is not None:
         events.append(last)
     found = replace(rank, events=events)
@@ -226,7 +235,9 @@ def complete_rank(rank: RankEvidence, folder: Path, prefix: str, base: Path, sou
         found.said = last_words(logs, _LAST_LINES if found.exit.exitcode > 0 else _LAST_LINES_OF_ENDED)
     found.error_file = read_error_file(folder / f"{prefix}error.json")
     with contextlib.suppress(OSError, ValueError):
-        found.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))
+        trace = json.loads(collectives_file(folder, rank.rank).read_text())
+        found.collectives = read_collectives(trace)
+        found.wait = found.wait or (Wait(**trace["wait"]) if trace.get("wait") else None)
     return found
 
 
@@ -383,6 +394,7 @@ def end_process(folder: Path, rank: int, process: Process, left: str = "") -> No
         if end is not None and end.exitcode == -signal.SIGTERM and end.stopped is False:
             failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
         _append(event_log(folder, rank), {**done, "failure": failure})
+        log_wait(folder, rank, ((process.exits if process.raised is None else process.raised) or {}).get("wait"))
     elif failure is None and (process.lived is not None or process.raised is not None):
         _append(event_log(folder, rank), {**done, "result": ResultRecord(True)}, {"type": "lived", "at": at})
     if end is not None:

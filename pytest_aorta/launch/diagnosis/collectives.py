@@ -92,6 +92,31 @@ def find_mismatch(entered: Mapping[int, Sequence[Collective]], world_size: int) 
     return None
 
 
+def find_rejecting(
+    entered: Mapping[int, Sequence[Collective]], rejecting: Mapping[int, tuple[int, int]], world_size: int
+) -> Mismatch | None:
+    """The rank that has got another size than it expected, where more than half of all ranks have entered the same.
+
+    Args:
+        entered: what each rank has entered; of one that was aborted, nothing is known.
+        rejecting: of each such rank, how many bytes came, and how many it expected.
+    """
+    last = {rank: those[-1] for rank, those in entered.items() if those and rank not in rejecting}
+    if len(rejecting) != 1 or 2 * len(last) <= world_size:
+        return None
+    first, *others = last.values()
+    if any(
+        (each.group, each.number, each.name, each.of) != (first.group, first.number, first.name, first.of)
+        for each in others
+    ):
+        return None
+    ((odd, (came, expected)),) = rejecting.items()
+    name = f"collective {first.number}" + ("" if first.group == "default_pg" else f" of {first.group}")
+    what = f"{first.name}{first.of and f' of {first.of}'}"
+    said = f"rank {odd}: {came} bytes came where it expected {expected}; {rank_names(last)}: {what}"
+    return Mismatch(f"{name} differs: {said}", frozenset({odd, *last}), odd)
+
+
 def positions(entered: Mapping[int, Sequence[Collective]]) -> tuple[set[int], set[int]]:
     """Ranks that others wait for, which have entered more of some group, and that wait for none; and ranks that do not.
 

@@ -72,6 +72,22 @@ class Collective:
 
 
 @dataclass
+class Wait:
+    """A call of ``torch.distributed`` that has not returned, and the ranks that have to take part in it for that.
+
+    ``peers``: that of a ``send`` or ``recv``, else all other ``members`` of the group.
+    """
+
+    call: str
+    peers: list[int]
+    members: list[int]
+
+    @property
+    def is_collective(self) -> bool:
+        return "send" not in self.call and "recv" not in self.call
+
+
+@dataclass
 class RankEvidence:
     """One expected rank.
 
@@ -79,7 +95,8 @@ class RankEvidence:
     asked its node. ``events``: its event log; ``None`` where there is none. ``complaint``: what a library has written
     to its standard error as it ended the process. ``said``: the exception that it has logged last, with the time of the
     log's last write. ``overdue``: when its own deadline passed, where each rank has one.
-    ``collectives``: those that it has entered last, in their order.
+    ``collectives``: those that it has entered last, in their order. ``wait``: the call in which it was, or which has
+    raised.
     The last three are paths of its logs.
     """
 
@@ -92,6 +109,7 @@ class RankEvidence:
     events: list[Event] | None = None
     location: Location | None = None
     collectives: list[Collective] = field(default_factory=list)
+    wait: Wait | None = None
     error_file: dict[str, Any] | None = None
     complaint: str | None = None
     said: Failure | None = None

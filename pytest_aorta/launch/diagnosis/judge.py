@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from pytest_aorta.launch.diagnosis.collectives import find_mismatch, positions
+from pytest_aorta.launch.diagnosis.collectives import find_mismatch, find_rejecting, positions
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence, rank_names
-from pytest_aorta.launch.diagnosis.traces import relation_in, relation_to_a_peer
+from pytest_aorta.launch.diagnosis.traces import relation_in, relation_to_a_peer, sizes_in
+from pytest_aorta.launch.diagnosis.waits import WaitGraph
 from pytest_aorta.trials.outcome import (
     Observation,
     after_step,
@@ -90,6 +92,29 @@ def attempt_event(trial: TrialEvidence, reason: AttemptReason = "failure") -> Ev
     found = judge(trial)
     failure = found.failure if reason == "failure" else None
     return {"type": "attempt", "attempt": Attempt(trial.attempt, reason, failure, found.ranks)}
+
+
+def with_earlier(found: Judgement, attempts: Sequence[Attempt]) -> Judgement:
+    """Where the ranks of the last attempt have only lost peers, the cause is that of an earlier one, if it has one.
+
+    Ranks that are started again may find no more than what an earlier attempt has left (pytorch/pytorch#135712).
+    """
+    last = found.failure
+    first = next((each for each in attempts if each.failure is not None and each.failure.rank is not None), None)
+    if last is None or last.is_late or last.rank is not None or last.confidence != "unknown" or first is None:
+        return found
+    if any(rank.failure is not None and relation_to_a_peer(rank.failure) is None for rank in found.ranks):
+        return found
+    assert first.failure is not None
+    return replace(
+        found,
+        failure=replace(
+            first.failure,
+            message=f"{first.failure.message}; the ranks that were started after that: {last.message}",
+            confidence="likely",
+            evidence=f"it ended attempt {first.attempt}; in the last one, all ranks lost a peer, or waited for one",
+        ),
+    )
 
 
 def ranks_event(found: Judgement) -> Event:
@@ -376,7 +401,9 @@ class _Case:
             ):
                 waiting.add(number)
         entered = {number: rank.collectives for number, rank in ranks.items() if rank.collectives}
-        mismatch = find_mismatch(entered, self.trial.world_size or len(ranks))
+        world_size = self.trial.world_size or len(ranks)
+        sizes = {number: each for number, rank in ranks.items() if (each := sizes_in(rank.complaint)) is not None}
+        mismatch = find_mismatch(entered, world_size) or find_rejecting(entered, sizes, world_size)
         behind, level = positions(entered)
         newest = {number for number in level if not ranks[number].location}
         missing = ranks.keys() - waiting - unseen - newest if waiting else behind
@@ -404,8 +431,19 @@ class _Case:
         elif len(hung - unseen) == 1:
             blamed, grounds = hung - unseen, "only it had not ended"
 
+        waits = {number: rank.wait for number, rank in ranks.items() if rank.wait is not None and number not in unseen}
+        graph = WaitGraph.of(waits, {number: those[-1] for number, those in entered.items()})
+        ring, chain = graph.ring(), graph.text() if mismatch is None else ""
+        end = graph.odd(world_size) if ring else graph.awaited()
+        if not ring and end not in late | unseen:
+            chain = ""  # of a rank that is done, the rules above know more
+        elif chain and end is not None and end not in unseen and (not blamed or end in blamed):
+            if blamed != {end}:
+                blamed, present, grounds = {end}, {*graph.edges} - {end}, chain
+        elif chain:
+            blamed, present, several = set(), set(), chain
         named = sorted(late or (done if len(done) == 1 else ()))
-        parts = [] if mismatch is None else [mismatch.text]
+        parts = [chain] if chain else [] if mismatch is None else [mismatch.text]
         parts += [f"rank {number} is missing: {self._where(number, unseen)}" for number in named]
         parts += [f"rank {number}: {self._where(number, unseen)}" for number in ranks if number not in named]
         self.is_wait, self.wait_text, self.several = True, "; ".join(parts), several

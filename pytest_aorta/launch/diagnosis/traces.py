@@ -246,7 +246,8 @@ def _exception(text: str, traceback: str | None) -> Failure:
 #: The peer is gone: gloo, TCPStore, NCCL and RCCL.
 _PEER_LOST = re.compile(
     r"Connection (closed|reset|refused|was likely closed)|Broken pipe|Read error|Socket closed|remote process exited"
-    r"|got 0 bytes|ncclRemoteError|NCCL communicator was aborted|remote process has (exited|failed)",
+    r"|got 0 bytes|ncclRemoteError|NCCL communicator was aborted|remote process has (exited|failed)"
+    r"|eof \(this error originated at tensorpipe",
     re.IGNORECASE,
 )
 
@@ -256,14 +257,24 @@ _GAVE_UP = re.compile(
     r"Timed out waiting|Application timeout caused pair closure|wait timeout after \d+ms|timed out in monitoredBarrier"
     r"|failed to pass monitoredBarrier|Watchdog caught collective operation timeout"
     r"|ran for \d+ milliseconds before timing out|has timed out after \d+\w* while trying to connect"
-    r"|Timed out after \d+ seconds waiting for clients"
+    r"|Timed out after \d+ seconds waiting for clients|RPC ran for more than set timeout"
     r"|op\.preamble\.length <= op\.nbytes|Detected mismatch between collectives",
     re.IGNORECASE,
 )
 
+#: gloo has got more from a peer than the collective takes that this rank has entered: ``op.nbytes. 64 vs 48.``
+_OTHER_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+
+
+def sizes_in(complaint: str | None) -> tuple[int, int] | None:
+    """Of a rank that has got more bytes than it expected in a collective: how many came, and how many it expected."""
+    found = None if complaint is None else _OTHER_SIZE.search(complaint)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
 #: Words of torch.distributed and its backends. A dataset or a server of the user's says "Connection reset" as well.
 _OF_TORCH = re.compile(
-    r"\b(gloo|c10d|NCCL\w*|RCCL\w*|ProcessGroup\w*|TCPStore|monitoredBarrier|Watchdog caught)\b"
+    r"\b(gloo|c10d|NCCL\w*|RCCL\w*|ProcessGroup\w*|TCPStore|monitoredBarrier|Watchdog caught|tensorpipe|RPCErr)\b"
     r"|\b(unbound_buffer|pair|socket|Utils)\.(cc|cpp|hpp):\d+|Detected mismatch between collectives",
     re.IGNORECASE,
 )

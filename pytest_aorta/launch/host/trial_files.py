@@ -31,7 +31,7 @@ from pytest_aorta.launch.child.rank_files import (
     write_exit,
 )
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
-from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
+from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event, with_earlier
 from pytest_aorta.launch.diagnosis.traces import STACKS, locate, read_dump
 from pytest_aorta.launch.environment import PreparedCell
 from pytest_aorta.launch.launch_mode import (
@@ -305,6 +305,10 @@ class TrialFiles:
         code = 0 if seen.result is None else seen.result.metrics.get(RETURNCODE, 0)
         attempts = adopt_ranks(folder, processes, said, code)
         clear(folder)
+        for attempt in attempts[:-1]:
+            trial = attempt_evidence(folder, attempt, "script", self._cell.info.source)
+            keep_evidence(folder, trial)
+            seen.attempts.append(attempt_event(trial)["attempt"])
         if seen.result is not None and seen.result.passed:
             return
         if not attempts:
@@ -320,10 +324,6 @@ class TrialFiles:
                 failure = failure_below(processes, own) or own
                 seen.failures["run"] = replace(failure, at=own.at)
             return
-        for attempt in attempts[:-1]:
-            trial = attempt_evidence(folder, attempt, "script", self._cell.info.source)
-            keep_evidence(folder, trial)
-            seen.attempts.append(attempt_event(trial)["attempt"])
         self._judge(self._evidence(overdue=overdue))
 
     def _read_overdue(self, overdue: float) -> None:
@@ -359,7 +359,7 @@ class TrialFiles:
         return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, **limits)
 
     def _judge(self, trial: TrialEvidence) -> None:
-        found, seen = judge(trial), self._seen
+        found, seen = with_earlier(judge(trial), self._seen.attempts), self._seen
         if found.failure is not None or found.cleanup is not None:
             keep_evidence(self._folder, trial)
         seen.see(ranks_event(found))

@@ -61,6 +61,9 @@ _TURN, _SETTLE, _PATIENCE = 0.05, 0.2, 1.0
 #: Names of the recorder in torch's server: of all backends, and what a torch has that knows that of NCCL only.
 _HANDLERS = (b"fr_trace_json", b"dump_nccl_trace_json")
 
+#: Name in torch's server of what the main thread waits for.
+_WAIT = b"aorta_wait"
+
 
 def identity(environ: Mapping[str, str]) -> str:
     """What a launcher has said of the place of a process; empty where none has."""
@@ -178,6 +181,7 @@ class Hook:
         except BaseException as inner:
             message = "<" + type(error).__name__ + ".__str__ raised " + type(inner).__name__ + ">"
         frames = traceback.extract_tb(error.__traceback__)
+        wait = wait_in([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         self.say(
             raised=now,
@@ -185,6 +189,7 @@ class Hook:
             message=message[:_LIMIT],
             traceback=text if len(text) <= _LIMIT else text[: _LIMIT // 2] + "\n[...]\n" + text[-_LIMIT // 2 :],
             exits=exits,
+            wait=wait,
         )
         return frames, message
 
@@ -198,6 +203,8 @@ class Hook:
             self.raised(last)
         if not self.has_raised and not isinstance(last, KeyboardInterrupt):
             self.say(lived=time.time())
+        if self.has_place and self.sockets:  # once Python ends, a thread that asks it for something is aborted
+            os.unlink(os.path.join(self.sockets, str(self.pid)))
 
     def end_of_child(self) -> None:
         """At the end of a process of ``multiprocessing``, which swallows what it raises once this has returned."""
@@ -261,8 +268,8 @@ class Hook:
 
     def keep_collectives(self, pids: list[int]) -> None:
         """Of the flight recorders of torch, which answer from threads of their own."""
-        for pid in pids:
-            answer = ask_recorder(os.path.join(self.sockets, str(pid))) if self.sockets else b""
+        for pid in pids if self.sockets else []:
+            answer = ask_recorder(os.path.join(self.sockets, str(pid)))
             if answer:
                 try:
                     with open(self.path(pid, "collectives.json"), "wb") as file:
@@ -374,26 +381,71 @@ def _listens(pid: int, number: int) -> bool:
 
 
 def ask_recorder(path: str) -> bytes:
-    """What the flight recorder of a rank of this host has, as JSON; empty without an answer in time.
+    """What the flight recorder of a rank of this host has, as JSON, with ``wait_in`` of its main thread as ``wait``.
 
-    torch serves it at a socket, from a thread without the GIL, which answers also in a collective and in C code. Where
-    torch has no such server, or a backend no recorder, there is no answer. ``TORCH_FR_BUFFER_SIZE`` sets how many
-    collectives are remembered.
+    Empty without an answer in time. torch serves it at a socket, from a thread without the GIL, which answers also in a
+    collective and in C code. Where torch has no such server, or a backend no recorder, there is no answer.
+    ``TORCH_FR_BUFFER_SIZE`` sets how many collectives are remembered.
     """
+    trace = next(filter(None, (_ask(path, handler) for handler in _HANDLERS)), b"{}")
+    wait = _ask(path, _WAIT) or b"null"  # takes the GIL: last, as it may not be given
+    if trace == b"{}" and wait == b"null":
+        return b""
+    return b'{"wait": ' + wait + (b", " if trace.strip(b"{} \n") else b"") + trace.lstrip()[1:]
+
+
+def _ask(path: str, handler: bytes) -> bytes:
     import socket
 
     try:
-        for handler in _HANDLERS:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(_PATIENCE)
-                connection.connect(path)
-                connection.sendall(b"POST /handler/" + handler + b" HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
-                head, _, body = b"".join(iter(lambda: connection.recv(2**16), b"")).partition(b"\r\n\r\n")
-            if b" 404 " not in head.partition(b"\r\n")[0]:
-                return body
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_PATIENCE)
+            connection.connect(path)
+            connection.sendall(b"POST /handler/" + handler + b" HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
+            head, _, body = b"".join(iter(lambda: connection.recv(2**16), b"")).partition(b"\r\n\r\n")
     except OSError:
-        pass
-    return b""
+        return b""
+    return body if b" 200 " in head.partition(b"\r\n")[0] else b""
+
+
+def wait_in(frames: list[Any]) -> dict[str, Any] | None:
+    """What a call of ``torch.distributed`` waits for, by its frames, the innermost last: the ranks, by their numbers.
+
+    Of a ``send`` or ``recv`` that is its peer; of a collective, all other ranks of its group.
+    """
+    dist: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    for frame in frames if dist is not None else ():
+        call, given = frame.f_code.co_name, frame.f_locals
+        if frame.f_code.co_filename != dist.__file__ or call.startswith("_") or call == "wrapper":
+            continue
+        try:
+            members = dist.get_process_group_ranks(given.get("group"))
+            peers = [rank for rank in members if rank != dist.get_rank()]
+            if "send" in call or "recv" in call:
+                peer = next((given[name] for name in ("src", "dst") if given.get(name) is not None), None)
+                in_group = next(
+                    (given[name] for name in ("group_src", "group_dst") if given.get(name) is not None), None
+                )
+                if peer is None and in_group is not None:
+                    peer = members[in_group]
+                peers = peers if peer is None else [peer]  # else it takes from any
+            return {"call": call, "peers": [int(peer) for peer in peers], "members": sorted(map(int, members))}
+        except Exception:
+            return None
+    return None
+
+
+def _tell_wait(request: Any, response: Any) -> None:
+    """Answer for torch's server, in one of its threads."""
+    import json
+    import threading
+
+    frame, frames = sys._current_frames().get(threading.main_thread().ident or 0), []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    response.set_content(json.dumps(wait_in(frames[::-1])), "application/json")
+    response.set_status(200)
 
 
 def serve_recorder(path: str) -> None:
@@ -408,6 +460,12 @@ def serve_recorder(path: str) -> None:
     try:
         os.dup2(null, 2)  # it would say where it listens
         server = _WorkerServer(path)
+        try:
+            from torch._C._distributed_c10d import _register_handler
+        except ImportError:
+            pass
+        else:
+            _register_handler(_WAIT.decode(), _tell_wait)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))  # its destructor would wait for its thread
     except RuntimeError:
         pass
