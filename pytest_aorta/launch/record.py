@@ -254,7 +254,8 @@ def build_record(
             options=vars(spec.execution.elastic),
             launcher_variables=seen.launcher_variables,
         ),
-        seeds=None if seen.ranks else seen.seeds,
+        # Ranks of a command have those of the command.
+        seeds=None if any(rank.seeds is not None for rank in seen.ranks) else seen.seeds,
         zygote=seen.zygote,
         how_started=seen.how_started,
         preloaded=seen.preloaded,

@@ -263,6 +263,8 @@ class TrialFacts:
         hash_seed: ``PYTHONHASHSEED`` of its interpreter, of the first rank where it has ranks; ``None`` where nobody
             knows it.
         culprit: the rank that has failed, if all others have only because of it, and how many ranks there are.
+        slowest: the rank that computes longest between collectives, how many times as long as the median of all ranks,
+            and how many ranks there are; ``None`` where that is not known.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         run_sec: duration of ``run()`` of a command that says no steps and has passed; ``None`` for any other, and where
             it is too short to say more than how fast interpreters start.
@@ -300,6 +302,7 @@ class TrialFacts:
     in_one_process: bool = False
     hash_seed: int | None = None
     culprit: tuple[int, int] | None = None
+    slowest: tuple[int, float, int] | None = None
     event: str | None = None
     obstacle: str | None = None
     detected: tuple[str, ...] = ()
@@ -391,6 +394,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         in_one_process=request.get("isolation") == "none",
         hash_seed=next((each["hash"] for each in seeds if each.get("hash") is not None), None),
         culprit=culprit,
+        slowest=_slowest(ranks),
         event=None if outcome in COUNTED else shared_event(record),
         obstacle=obstacle_of(record),
         detected=tuple(output.get("detected") or ()),
@@ -427,3 +431,11 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     if status == "infrastructure_failed" or met_full_disk(record):
         return "infrastructure"
     return "ok" if status == "ok" else "timeout" if status == "timeout" else "failed"
+
+
+def _slowest(ranks: Sequence[Mapping[str, Any]]) -> tuple[int, float, int] | None:
+    busy = {each["rank"]: each["busy_ms"] for each in ranks if each.get("busy_ms")}
+    if len(busy) < max(2, len(ranks)):
+        return None
+    rank = max(busy, key=lambda each: (busy[each], -each))
+    return rank, busy[rank] / statistics.median(busy.values()), len(busy)

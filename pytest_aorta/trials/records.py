@@ -195,7 +195,9 @@ class RankRecord:
     """One process of a distributed trial.
 
     ``collateral``: it failed because of another rank. ``blame`` is ``None`` for a rank that has neither failed nor let
-    others wait. ``progress``: the last step that it reported.
+    others wait. ``progress``: the last step that it reported. ``busy_ms``: how long it computes on average from one
+    collective of all ranks to its entry into the next, and ``step_ms`` from step to step, without its waits for others;
+    ``None`` where torch's flight recorder does not tell, and across hosts.
     """
 
     rank: int
@@ -216,6 +218,8 @@ class RankRecord:
     collective: str | None = None
     seeds: Seeds | None = None
     progress: Progress | None = None
+    busy_ms: Time | None = None
+    step_ms: Time | None = None
 
 
 @dataclass(frozen=True)

@@ -171,3 +171,27 @@ def test_ranks_that_receive_say_from_whom(stage: Stage) -> None:
     assert (trial["exit_status"], trial["failure"]["rank"]) == ("timeout", 0)
     assert "rank 2 waits in recv for rank 1, which waits in recv for rank 0;" in trial["failure"]["message"]
     assert blames(trial) == ["cause", "collateral", "collateral"]
+
+
+WAITS_FOR_EACH_OTHER = """
+import sys, time, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(1, 16):
+    time.sleep(0.3 if dist.get_rank() == 1 else 0.1)
+    dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+sys.exit("fails" in sys.argv)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_ranks_of_a_command_are_recorded_whether_it_passes_or_not(stage: Stage, fails: bool) -> None:
+    stage.write(train=WAITS_FOR_EACH_OTHER)
+    stage.run("--aorta-command", f"torchrun --standalone --nproc-per-node 2 train.py{' fails' if fails else ''}")
+    (trial,) = stage.trials().values()
+    assert trial["exit_status"] == ("workload_failed" if fails else "ok")
+    first, slower = trial["ranks"]
+    assert fails or (first["busy_ms"] is not None and slower["busy_ms"] > 1.5 * first["busy_ms"])
+    assert trial["seeds"]["hash"] is not None  # by which it is replayed

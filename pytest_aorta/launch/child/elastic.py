@@ -29,12 +29,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, g
 
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
-from pytest_aorta.launch.child.bootstrap.sitecustomize import serve_recorder, wait_in
+from pytest_aorta.launch.child.bootstrap.sitecustomize import entered, serve_recorder, wait_in
 from pytest_aorta.launch.child.command import Lines, command_result
 from pytest_aorta.launch.child.rank_files import (
     attempt_folder,
     clear,
     keep_evidence,
+    log_entered,
     log_event,
     log_wait,
     save_collectives,
@@ -119,6 +120,8 @@ def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None
         serve_recorder(str(sockets / socket))
     if not run_workload(payload, send, step_file(folder, rank), on_error=on_error):
         os._exit(1)
+    with contextlib.suppress(Exception):
+        log_entered(folder, rank, entered())
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()

@@ -13,15 +13,23 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.child.bootstrap.sitecustomize import ask_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence, Wait
+from pytest_aorta.launch.diagnosis.evidence import (
+    AgentEnd,
+    Entry,
+    Launcher,
+    RankEvidence,
+    RankExit,
+    TrialEvidence,
+    Wait,
+)
 from pytest_aorta.launch.diagnosis.traces import complaint_in, infer_exit_reason, last_words, locate, read_dump
 from pytest_aorta.trials.records import Event, Failure, ResultRecord, event_of_rank, to_json
 from pytest_aorta.trials.steps import read_steps, step_file
@@ -77,6 +85,12 @@ def log_wait(folder: Path, rank: int, wait: Mapping[str, Any] | None) -> None:
     """Likewise what the call waited for that has raised, as of ``sitecustomize.wait_in``."""
     if wait is not None:
         _append(event_log(folder, rank), {"type": "wait", "wait": wait})
+
+
+def log_entered(folder: Path, rank: int, entered: Sequence[Entry]) -> None:
+    """Likewise when it has entered which collectives, as of ``sitecustomize.entered``."""
+    if entered:
+        _append(event_log(folder, rank), {"type": "entered", "entered": entered})
 
 
 def _entries(data: bytes) -> list[Any]:
@@ -203,6 +217,8 @@ def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
             events[-1].pop("launcher_variables", None)
         elif line["type"] in ("begin", "end", "lived"):
             events.append(event_of_rank(line))
+        elif line["type"] == "entered":
+            rank = replace(rank, entered=[(group, number, at) for group, number, at in line["entered"]])
         elif line["type"] == "wait":
             rank = replace(rank, wait=Wait(**line["wait"]))
     if (last := read_steps(step_file(folder, rank.rank))) is not None:
@@ -249,7 +265,7 @@ def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
         for at, event in enumerate(events):
             if (result := event.get("result")) is not None:  # which is in the record
                 events[at] = {**event, "result": replace(result, metrics={}, step_times_ms=[], output={})}
-        ranks.append(replace(rank, events=None if rank.events is None else events))
+        ranks.append(replace(rank, events=None if rank.events is None else events, entered=[]))
     path = evidence_file(folder, trial.attempt)
     partial = path.with_suffix(".partial")
     with contextlib.suppress(OSError):
@@ -291,7 +307,8 @@ def _settled(trial: TrialEvidence) -> TrialEvidence:
 class Process:
     """One Python process. ``place`` is that of a rank; ``end`` as the process that has waited for it saw it.
 
-    ``exits``: what it has asked for its end with, a text or the exception that it was handling.
+    ``exits``: what it has asked for its end with, a text or the exception that it was handling. ``entered`` as of
+    ``RankEvidence``.
     """
 
     name: str
@@ -303,6 +320,7 @@ class Process:
     raised: dict[str, Any] | None = None
     exits: dict[str, Any] | None = None
     lived: float | None = None
+    entered: list[Entry] = field(default_factory=list)
     end: RankExit | None = None
     #: When it began to end its children.
     stops: float | None = None
@@ -352,6 +370,8 @@ def read_processes(folder: Path) -> list[Process]:
                 own.raised = entry
             elif "lived" in entry:
                 own.lived = entry["lived"]
+            elif "entered" in entry:
+                own.entered = entry["entered"]
             elif "stops" in entry:
                 own.stops = entry["stops"]
             elif "asks" in entry:
@@ -396,6 +416,7 @@ def end_process(folder: Path, rank: int, process: Process, left: str = "") -> No
         _append(event_log(folder, rank), {**done, "failure": failure})
         log_wait(folder, rank, ((process.exits if process.raised is None else process.raised) or {}).get("wait"))
     elif failure is None and (process.lived is not None or process.raised is not None):
+        log_entered(folder, rank, process.entered)
         _append(event_log(folder, rank), {**done, "result": ResultRecord(True)}, {"type": "lived", "at": at})
     if end is not None:
         write_exit(folder, rank, end)

@@ -71,6 +71,10 @@ class Collective:
         return f"{self.name} number {self.number}" + ("" if self.group == "default_pg" else f" of {self.group}")
 
 
+#: A collective that a rank has entered: its group, its number there, and when, in nanoseconds.
+Entry = tuple[str, int, int]
+
+
 @dataclass
 class Wait:
     """A call of ``torch.distributed`` that has not returned, and the ranks that have to take part in it for that.
@@ -96,7 +100,7 @@ class RankEvidence:
     to its standard error as it ended the process. ``said``: the exception that it has logged last, with the time of the
     log's last write. ``overdue``: when its own deadline passed, where each rank has one.
     ``collectives``: those that it has entered last, in their order. ``wait``: the call in which it was, or which has
-    raised.
+    raised. ``entered``: of a rank that was done, when it has entered which collectives.
     The last three are paths of its logs.
     """
 
@@ -110,6 +114,7 @@ class RankEvidence:
     location: Location | None = None
     collectives: list[Collective] = field(default_factory=list)
     wait: Wait | None = None
+    entered: list[Entry] = field(default_factory=list)
     error_file: dict[str, Any] | None = None
     complaint: str | None = None
     said: Failure | None = None

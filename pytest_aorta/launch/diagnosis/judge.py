@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from pytest_aorta.launch.diagnosis.collectives import find_mismatch, find_rejecting, positions
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence, rank_names
+from pytest_aorta.launch.diagnosis.stragglers import busy_ms
 from pytest_aorta.launch.diagnosis.traces import relation_in, relation_to_a_peer, sizes_in
 from pytest_aorta.launch.diagnosis.waits import WaitGraph
 from pytest_aorta.trials.outcome import (
@@ -168,6 +169,9 @@ class _Case:
         #: What each rank has reported before that limit.
         self.seen: dict[int, Observation] = {}
         self.found: dict[int, _OwnFailure] = {}
+        self.busy: dict[int, float] = {}
+        if len({rank.host for rank in trial.ranks}) == 1:  # the clocks of hosts differ
+            self.busy = busy_ms({rank.rank: rank.entered for rank in trial.ranks})
         for number, rank in self.ranks.items():
             own = self._own_failure(rank)
             if own is not None:
@@ -552,7 +556,15 @@ class _Case:
             collective=None if rank.collective is None or not self.is_wait else str(rank.collective),
             seeds=seen.seeds,
             progress=seen.progress,
+            busy_ms=self.busy.get(rank.rank),
+            step_ms=self._step_ms(rank, seen),
         )
+
+    def _step_ms(self, rank: RankEvidence, seen: Observation) -> float | None:
+        steps, busy = None if seen.progress is None else seen.progress.step, self.busy.get(rank.rank)
+        if busy is None or not steps:
+            return None
+        return busy * max(number for _, number, _ in rank.entered) / steps
 
     def _blame(self, number: int) -> Blame | None:
         own = self.found.get(number)

@@ -55,6 +55,9 @@ _LIMIT = 2**15
 #: Modules that one process notes at most.
 _MOST_MODULES = 2000
 
+#: Collectives of which a rank says when it has entered them.
+_MOST_COLLECTIVES = 256
+
 #: Seconds that a process has for its stacks, and for what its flight recorder has.
 _TURN, _SETTLE, _PATIENCE = 0.05, 0.2, 1.0
 
@@ -203,6 +206,8 @@ class Hook:
             self.raised(last)
         if not self.has_raised and not isinstance(last, KeyboardInterrupt):
             self.say(lived=time.time())
+        if self.has_place and not self.has_raised and (times := entered()):
+            self.say(entered=times)
         if self.has_place and self.sockets:  # once Python ends, a thread that asks it for something is aborted
             os.unlink(os.path.join(self.sockets, str(self.pid)))
 
@@ -433,6 +438,21 @@ def wait_in(frames: list[Any]) -> dict[str, Any] | None:
         except Exception:
             return None
     return None
+
+
+def entered() -> list[tuple[str, int, int]]:
+    """The collectives that this process has entered last, by torch's flight recorder: group, number, nanoseconds."""
+    torch = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(torch, "_dump_fr_trace_json", None)
+    if dump is None or "torch.distributed.distributed_c10d" not in sys.modules:
+        return []
+    import json
+
+    found = []
+    for entry in json.loads(dump()).get("entries", ())[-_MOST_COLLECTIVES:]:
+        if not entry["is_p2p"]:
+            found.append((entry["process_group"][0], entry["collective_seq_id"], entry["time_created_ns"]))
+    return found
 
 
 def _tell_wait(request: Any, response: Any) -> None:

@@ -1,0 +1,76 @@
+"""A rank that is slower than the others is named, and none where all are alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from support.records import record
+from support.triage_facts import trials
+
+from pytest_aorta.triage.cells import CellTrials
+from pytest_aorta.triage.facts import facts_of
+from pytest_aorta.triage.stragglers import slow_ranks
+
+
+def cell(slowest: Sequence[tuple[int, float, int] | None], name: str = "none") -> CellTrials:
+    found = trials(name, "." * len(slowest))
+    cell = CellTrials(found[0].key, "local", (name,))
+    for each, slow in zip(found, slowest, strict=True):
+        cell.add(replace(each, slowest=slow))
+    return cell
+
+
+def said(*cells: CellTrials) -> list[str]:
+    return list(slow_ranks(each.statistics for each in cells))
+
+
+def test_a_rank_that_is_always_the_slowest_is_named() -> None:
+    assert said(cell([(3, 1.38, 4)] * 18 + [(1, 1.02, 4)] * 2)) == [
+        "gemm local-none: rank 3 is the slowest in 18 of 20 trials, 1.4 times the median of all ranks: look at its "
+        "device, its host, and what only it does"
+    ]
+
+
+@pytest.mark.parametrize(
+    "slowest",
+    [
+        [(3, 1.4, 4)] * 4,  # too few
+        [(3, 1.01, 4)] * 20,  # which changes nothing
+        [(1, 1.4, 2)] * 14 + [(0, 1.1, 2)] * 6,
+        [None] * 20,
+    ],
+)
+def test_what_may_be_chance_is_not_said(slowest: Sequence[tuple[int, float, int] | None]) -> None:
+    assert said(cell(slowest)) == []
+
+
+def test_of_ranks_that_are_alike_none_is_named() -> None:
+    draw = random.Random(44)
+    tables = [
+        [cell([(draw.randrange(4), 1 + draw.random() / 5, 4) for _ in range(20)], name) for name in ("none", "a", "b")]
+        for _ in range(300)
+    ]
+
+    assert [sentence for table in tables for sentence in said(*table)] == []
+
+
+def rank(number: int, busy: float | None) -> dict[str, object]:
+    return {"rank": number, "busy_ms": busy}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slowest"),
+    [
+        ([rank(0, 100.0), rank(1, 130.0), rank(2, 100.0)], (1, 1.3, 3)),
+        ([rank(0, 100.0), rank(1, None), rank(2, 100.0)], None),
+        ([rank(0, 100.0)], None),
+        ([], None),
+    ],
+)
+def test_the_slowest_rank_of_a_record(ranks: list[dict[str, object]], slowest: object) -> None:
+    found = facts_of(record(ranks=ranks), "gemm/trial_0.json").slowest
+
+    assert found == (slowest if slowest is None else pytest.approx(slowest))
