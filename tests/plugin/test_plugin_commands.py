@@ -423,3 +423,24 @@ def test_what_any_rank_says_or_does_fails_the_trial(stage: Stage) -> None:
     trial = played("again", "--aorta-elastic", "max_restarts=1")
     assert (trial["exit_status"], trial["elastic"]["restarts"]) == ("ok", 1)
     assert played("passes", "--aorta-pass-on", "loss 1.4")["exit_status"] == "ok"
+
+
+def test_a_command_that_waits_for_a_child_hangs_where_the_child_does(stage: Stage) -> None:
+    stage.write(
+        child="import time\ndef load():\n    time.sleep(600)\nload()\n",
+        train="import subprocess, sys\nprint('step 1', flush=True)\nsubprocess.run([sys.executable, 'child.py'])\n",
+    )
+    stage.run("--aorta-command", "python train.py", "--aorta-timeout", "4")
+    trial = stage.trial("command-train/trial_0.json")
+    assert trial["failure"]["message"].endswith("; run in train.py line 3 waits for a child; load() at child.py line 3")
+
+
+def test_a_deadline_that_passes_in_the_import_of_a_library_says_nothing_of_the_program(stage: Stage) -> None:
+    library = stage.path / "lib/python3.11/site-packages"
+    library.mkdir(parents=True)
+    (library / "heavy.py").write_text("import time\ntime.sleep(600)\n")
+    stage.write(train=f"import sys\nsys.path.append({str(library)!r})\nimport heavy\nprint('step 1')\n")
+    result = stage.run("--aorta-command", "python train.py", "--aorta-timeout", "4")
+    trial = stage.trial("command-train/trial_0.json")
+    assert (trial["exit_status"], trial["failure"]["phase"]) == ("timeout", "import")
+    result.stdout.fnmatch_lines(["*did not run", "*timeout in import of heavy (train.py:3)"])

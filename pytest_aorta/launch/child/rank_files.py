@@ -30,7 +30,14 @@ from pytest_aorta.launch.diagnosis.evidence import (
     TrialEvidence,
     Wait,
 )
-from pytest_aorta.launch.diagnosis.traces import complaint_in, infer_exit_reason, last_words, locate, read_dump
+from pytest_aorta.launch.diagnosis.traces import (
+    complaint_in,
+    imports_a_library,
+    infer_exit_reason,
+    last_words,
+    locate,
+    read_dump,
+)
 from pytest_aorta.trials.records import Event, Failure, ResultRecord, event_of_rank, to_json
 from pytest_aorta.trials.steps import read_steps, step_file
 
@@ -241,7 +248,8 @@ def complete_rank(rank: RankEvidence, folder: Path, prefix: str, base: Path, sou
         if path.exists() and (stream != "stacks" or path.stat().st_size > 0):  # an empty one is cleared away
             setattr(found, stream, path.relative_to(base).as_posix())
     if found.stacks is not None:
-        found.location = locate(read_dump(base / found.stacks), source)
+        threads = read_dump(base / found.stacks)
+        found.location, found.imports = locate(threads, source), imports_a_library(threads)
     if found.exit is not None and found.exit.exitcode == -signal.SIGABRT:
         log = folder.parent / "stderr.log" if found.stderr is None else base / found.stderr
         found.complaint = complaint_in(read_tail(log, _TAIL), of_all=found.stderr is None)

@@ -100,7 +100,8 @@ class RankEvidence:
     to its standard error as it ended the process. ``said``: the exception that it has logged last, with the time of the
     log's last write. ``overdue``: when its own deadline passed, where each rank has one.
     ``collectives``: those that it has entered last, in their order. ``wait``: the call in which it was, or which has
-    raised. ``entered``: of a rank that was done, when it has entered which collectives.
+    raised. ``imports``: whether it was importing a library. ``entered``: of a rank that was done, when it has entered
+    which collectives.
     The last three are paths of its logs.
     """
 
@@ -112,6 +113,7 @@ class RankEvidence:
     exit: RankExit | None = None
     events: list[Event] | None = None
     location: Location | None = None
+    imports: bool = False
     collectives: list[Collective] = field(default_factory=list)
     wait: Wait | None = None
     entered: list[Entry] = field(default_factory=list)

@@ -300,6 +300,8 @@ class _Case:
                 return None
         elif limit is not None:
             seen.stalled = trial.stalled
+            if trial.launcher == "script" and rank.imports and seen.progress is None and not rank.collectives:
+                seen.phase = "import"
             return _OwnFailure(timeout_failure(seen), FATAL)
         elif rank.running:
             message = f"still in {where} when the ranks of node 0 had ended"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -32,6 +33,9 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")
 
 #: Those of the interpreter that run no program.
 _STANDARD = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/|runpy\.py)|^<(?!frozen runpy)")
+
+#: Those of this package, and functions that it puts into programs (``sitecustomize``).
+_OURS = re.compile(r"/pytest_aorta/|^<aorta>$")
 
 #: Functions that only call others.
 _WRAPPERS = {"wrapper", "inner", "wrapped", "decorate_context", "_fn", "<lambda>"}
@@ -76,7 +80,7 @@ def locate(threads: list[list[Frame]], source: str | None = None) -> Location | 
         return None
     frames = threads[-1]
     # Frames of the workload are those inside of this package's, which calls the standard library as well.
-    until = next((at for at, frame in enumerate(frames) if "/pytest_aorta/" in frame.file), len(frames))
+    until = next((at for at, frame in enumerate(frames) if _OURS.search(frame.file)), len(frames))
     inner = frames[:until]
     if until < len(frames) and all(frame.file != source and _STANDARD.search(frame.file) for frame in inner):
         return None
@@ -89,9 +93,31 @@ def locate(threads: list[list[Frame]], source: str | None = None) -> Location | 
         return Location(waits, None)
     inside = [frame.name for frame in frames[:own] if frame.name not in _WRAPPERS]
     called = f"{inside[-1]} in " if inside else ""
+    if inside and inside[-1] == "_find_and_load":
+        imported = next((frame.file for frame in reversed(frames[:own]) if not frame.file.startswith("<")), "")
+        package = re.sub(r".*/(?:site-packages|dist-packages|lib/python3\.\d+)/", "", imported).split("/")[0]
+        called = f"import of {package.removesuffix('.py')} in " if package else called
     where = frames[own]
     function = "" if where.name == "<module>" else f"{where.name}() at "
     return Location(f"{called}{function}{Path(where.file).name} line {where.line}", collective)
+
+
+def imports_a_library(threads: Sequence[Sequence[Frame]]) -> bool:
+    """Whether the main thread imports an installed package or a module of Python, and runs no code of the program."""
+    frames = threads[-1] if threads else []
+    inner = itertools.takewhile(lambda frame: _LIBRARY.search(frame.file) is not None, frames)
+    return any(frame.file.startswith("<frozen importlib") for frame in inner)
+
+
+def waits_for_a_child(threads: Sequence[Sequence[Frame]]) -> bool:
+    """Whether the main thread waits for the end or the output of a process that it has started."""
+    frames = threads[-1] if threads else []
+    inner = itertools.takewhile(lambda frame: _STANDARD.search(frame.file) is not None, frames)
+    return any(_OF_CHILDREN.search(frame.file) for frame in inner)
+
+
+#: Modules of Python that wait for processes.
+_OF_CHILDREN = re.compile(r"/lib/python3\.\d+/(subprocess|multiprocessing/(popen_\w+|process|pool|connection))\.py$")
 
 
 #: A line on which a lock is waited for; of another context manager, which is made by a call, the name has brackets.

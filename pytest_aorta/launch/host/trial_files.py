@@ -13,6 +13,8 @@ from typing import NamedTuple
 from pytest_aorta.common.texts import first_names, read_tail
 from pytest_aorta.launch.child.bootstrap import READS
 from pytest_aorta.launch.child.rank_files import (
+    PROCESSES,
+    Process,
     adopt_ranks,
     attempt_evidence,
     clear,
@@ -32,7 +34,14 @@ from pytest_aorta.launch.child.rank_files import (
 )
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event, with_earlier
-from pytest_aorta.launch.diagnosis.traces import STACKS, locate, read_dump
+from pytest_aorta.launch.diagnosis.traces import (
+    STACKS,
+    Frame,
+    imports_a_library,
+    locate,
+    read_dump,
+    waits_for_a_child,
+)
 from pytest_aorta.launch.environment import PreparedCell
 from pytest_aorta.launch.launch_mode import (
     COMMAND_RANKS_TARGET,
@@ -260,6 +269,8 @@ class TrialFiles:
         self._sockets = sockets
         self._seen = seen
         self._node_store = node_store
+        #: Processes that the command has started, in the order of their starts.
+        self._children: list[Process] = []
 
     def save_collectives(self) -> None:
         """Ask every rank's flight recorder which collectives the rank has entered, while the ranks still run."""
@@ -279,10 +290,8 @@ class TrialFiles:
                 threads = read_dump(self._folder / STACKS)
                 location = locate(threads, self._cell.info.source)
                 seen.location = None if location is None else location.text
-                # At the end of a program, its main thread has no frame of a module.
-                of_main = threads[-1] if threads and is_command(self._spec.workload.target) else []
-                if of_main and all(frame.name != "<module>" for frame in of_main):
-                    seen.phase = "exit"
+                if is_command(self._spec.workload.target):
+                    self._locate_in_command(threads)
         elif mode == "external":
             end, rank = None, own_rank()
             if seen.returncode is not None and overdue is None:
@@ -297,11 +306,27 @@ class TrialFiles:
             name = "the agent" if mode == "elastic" else "torchrun"
             self._judge(self._evidence(AgentEnd(name, seen.returncode)))
 
+    def _locate_in_command(self, threads: list[list[Frame]]) -> None:
+        """Whether a command that was ended by a limit was at its end, in an import, or waited for a child."""
+        seen, of_main = self._seen, threads[-1] if threads else []
+        if of_main and all(frame.name != "<module>" for frame in of_main):  # no frame of a module
+            seen.phase = "exit"
+        elif imports_a_library(threads) and seen.progress is None:
+            seen.phase = "import"
+        elif seen.location is not None and waits_for_a_child(threads):
+            stuck = [child for child in self._children if child.end is None and child.lived is None]
+            for child in reversed(stuck):
+                dump = read_dump(self._folder / PROCESSES / f"{child.name}.stacks.log")
+                if (location := locate(dump)) is not None:
+                    seen.location = f"{seen.location} waits for a child; {location.text}"
+                    return
+
     def _read_command(self, overdue: float | None) -> None:
         """Ranks that the command has started itself say why it has failed; one that has passed needs no reason."""
         folder, seen = self._folder, self._seen
         said = "".join(read_tail(folder / name, _SAID) for name in ("stdout.log", "stderr.log"))
         processes = read_processes(folder)
+        self._children = [each for each in processes if each.parent in {it.pid for it in processes}]
         code = 0 if seen.result is None else seen.result.metrics.get(RETURNCODE, 0)
         attempts = adopt_ranks(folder, processes, said, code)
         clear(folder)

@@ -16,6 +16,7 @@ from pytest_aorta.launch.diagnosis.traces import (
     Frame,
     complaint_in,
     crash_text,
+    imports_a_library,
     infer_exit_reason,
     last_words,
     locate,
@@ -375,3 +376,37 @@ def test_what_this_package_does_is_no_place_of_the_workload() -> None:
     found = locate([[library, workload, ours]])
     assert found is not None
     assert found.text == "basename in run() at train.py line 3"
+
+
+def test_what_this_package_puts_into_a_program_is_no_place_either() -> None:
+    hooked, spent = Frame("<aorta>", 293, "excepthook"), Frame("/usr/lib/python3.12/threading.py", 9, "join")
+
+    assert locate([[spent, hooked]]) is None
+    assert locate([[hooked]]) is None
+
+
+LIBRARY = Frame("/venv/lib/python3.12/site-packages/torch/__init__.py", 9, "<module>")
+IMPORT = Frame("<frozen importlib._bootstrap>", 1360, "_find_and_load")
+PROGRAM = Frame("/work/train.py", 3, "<module>")
+OWN = Frame("/work/model.py", 2, "<module>")
+
+
+@pytest.mark.parametrize(
+    ("frames", "imports"),
+    [
+        ([LIBRARY, IMPORT, PROGRAM], True),
+        ([LIBRARY, IMPORT, OWN, IMPORT, PROGRAM], True),
+        ([OWN, IMPORT, PROGRAM], False),  # its own code, which may be all of it
+        ([LIBRARY, PROGRAM], False),
+        ([], False),
+    ],
+)
+def test_an_import_of_a_library_is_told_from_code_of_the_program(frames: list[Frame], imports: bool) -> None:
+    assert imports_a_library([frames] if frames else []) is imports
+
+
+def test_an_import_is_called_by_its_package() -> None:
+    location = locate([[LIBRARY, IMPORT, PROGRAM]])
+
+    assert location is not None
+    assert location.text == "import of torch in train.py line 3"
