@@ -243,7 +243,7 @@ def build_record(
         wall_clock_sec=wall,
         exit_status=status,
         failure=failure,
-        warnings=warnings_of(seen),
+        warnings=[*warnings_of(seen), *_of_neighbours(failure, side_by_side)],
         elastic=None
         if mode == "single" and not seen.attempts
         else Elastic(
@@ -272,6 +272,22 @@ def build_record(
         artifacts=dict(artifacts),
         collected=dict(collected),
     )
+
+
+#: Of a port that another process listens on.
+_PORT_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+
+
+def _of_neighbours(failure: Failure | None, beside: SideBySide | None) -> list[str]:
+    """What a trial that has failed may have met in those that run beside it."""
+    if failure is None or beside is None or beside.slots * beside.workers < 2:
+        return []
+    if not _PORT_IN_USE.search(f"{failure.message} {failure.traceback or ''}"):
+        return []
+    return [
+        "a port was in use, perhaps by a trial beside it: run one at a time (--aorta-slots 1), or give each trial a "
+        "port of its own ({trial} in a command is the number of the trial)"
+    ]
 
 
 def lost_record(spec: TrialSpec, lost: Failure, artifacts: Mapping[str, str] = MappingProxyType({})) -> TrialResult:

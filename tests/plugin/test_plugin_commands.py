@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from support.processes import free_port
 from support.stage import Stage, counts, make_venv, text
 
 from pytest_aorta import RequestError, RunRequest, run_trials
@@ -444,3 +445,14 @@ def test_a_deadline_that_passes_in_the_import_of_a_library_says_nothing_of_the_p
     trial = stage.trial("command-train/trial_0.json")
     assert (trial["exit_status"], trial["failure"]["phase"]) == ("timeout", "import")
     result.stdout.fnmatch_lines(["*did not run", "*timeout in import of heavy (train.py:3)"])
+
+
+def test_a_port_that_a_trial_beside_it_has_is_hinted_at(stage: Stage) -> None:
+    port = free_port()
+    stage.write(
+        serve=f"import socket, time\ns = socket.create_server(('127.0.0.1', {port}))\nprint('step 1')\ntime.sleep(2)\n"
+    )
+    beside = stage.run("--aorta-command", "python serve.py", "--aorta-trials", "2", "--aorta-slots", "2")
+    beside.stdout.fnmatch_lines(["warning: *a port was in use, perhaps by a trial beside it: run one at a time*"])
+    alone = stage.run("--aorta-command", "python serve.py", "--aorta-trials", "2", "--aorta-results-dir", "alone")
+    assert "a port was in use" not in text(alone)
