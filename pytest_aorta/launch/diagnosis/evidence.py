@@ -98,10 +98,10 @@ class RankEvidence:
     ``started``: whether its agent has started it. ``running``: whether it still ran when node 0, whose ranks had ended,
     asked its node. ``events``: its event log; ``None`` where there is none. ``complaint``: what a library has written
     to its standard error as it ended the process. ``said``: the exception that it has logged last, with the time of the
-    log's last write. ``overdue``: when its own deadline passed, where each rank has one.
-    ``collectives``: those that it has entered last, in their order. ``wait``: the call in which it was, or which has
-    raised. ``imports``: whether it was importing a library. ``entered``: of a rank that was done, when it has entered
-    which collectives.
+    log's last write. ``stopped_at``: of a rank of another node, when its agent first asked a rank to end. ``overdue``:
+    when its own deadline passed, where each rank has one. ``collectives``: those that it has entered last, in their
+    order. ``wait``: the call in which it was, or which has raised. ``imports``: whether it was importing a library.
+    ``entered``: of a rank that was done, when it has entered which collectives.
     The last three are paths of its logs.
     """
 
@@ -120,6 +120,7 @@ class RankEvidence:
     error_file: dict[str, Any] | None = None
     complaint: str | None = None
     said: Failure | None = None
+    stopped_at: float | None = None
     overdue: float | None = None
     stdout: str | None = None
     stderr: str | None = None
@@ -186,7 +187,7 @@ class TrialEvidence:
 
     def own_ranks(self, *, still_running: bool = False) -> list[RankEvidence]:
         """The ranks of this node; ``still_running``: those without an exit are."""
-        own = [rank for rank in self.ranks if rank.started]
+        own = [replace(rank, stopped_at=self.stopped_at) for rank in self.ranks if rank.started]
         return [replace(rank, running=rank.exit is None) for rank in own] if still_running else own
 
     def with_ranks(self, others: Iterable[RankEvidence]) -> TrialEvidence:

@@ -224,7 +224,15 @@ class _Case:
                 self.tied = sorted(number for weight, _, number in order if weight == own.weight)
             else:  # as likely to be the one that the others follow from
                 alike = (number for number in causes if found[number].weight == own.weight)
-                self.tied = sorted(number for number in alike if number == self.first or _is_equal(own, found[number]))
+                host = self.ranks[self.first].host
+                elsewhere = {
+                    number for number, rank in self.ranks.items() if rank.host != host and own.weight < RETURNED
+                }
+                self.tied = sorted(
+                    number
+                    for number in alike
+                    if number == self.first or number in elsewhere or _is_equal(own, found[number])
+                )
             if self.blamed == self.first or (own.weight < GAVE_UP and not own.hung and len(self.tied) == 1):
                 self.root = self.first
         if self.blamed is not None and self.waited is not None:
@@ -252,7 +260,7 @@ class _Case:
 
     def _own_failure(self, rank: RankEvidence) -> _OwnFailure | None:
         """What it shows; of one that has ended without a word to its launcher, what it has logged."""
-        own, said, stopped_at = self._shown_failure(rank), rank.said, self.trial.stopped_at
+        own, said, stopped_at = self._shown_failure(rank), rank.said, self._stopped_at(rank)
         if own is None or said is None or own.weight == UNHEARD:
             return own
         is_silent = own.failure.kind == "exit_code" or (own.follows and own.failure.kind == "signal")
@@ -287,7 +295,7 @@ class _Case:
         where = f"{place(seen.phase)}{after_step(seen)}"
         if reported is not None:
             at = reported.at or 0.0
-            late = trial.stopped_at is not None and at > trial.stopped_at
+            late = (stopped_at := self._stopped_at(rank)) is not None and at > stopped_at
             if reported.kind == "signal" and end is not None and end.stopped is False:
                 late = False  # it was ending when the others were asked to, and has gone after that
             weight = _weight_of(reported, rank.complaint)
@@ -337,6 +345,10 @@ class _Case:
         elif rank.complaint is not None and weight in (GAVE_UP, PEER_LOST):
             message += f": {rank.complaint}"
         return _OwnFailure(replace(failure, message=message), weight, end.at or 0.0)
+
+    def _stopped_at(self, rank: RankEvidence) -> float | None:
+        """By the clock of its own host."""
+        return self.trial.stopped_at if rank.stopped_at is None else rank.stopped_at
 
     def _weigh_results(self) -> int | None:
         """Which result was the first not to pass: after an exchange between ranks, all of them are.
@@ -510,7 +522,11 @@ class _Case:
         elif self.root is None and own.weight < GAVE_UP and not own.hung:
             alike = all(_words(found[number].failure) == _words(own.failure) for number in self.tied)
             confidence = "unknown"
-            grounds = f"{rank_names(self.tied)} failed {'alike' if alike else f'within {_APART:g} s'}"
+            hosts = {self.ranks[number].host for number in self.tied}
+            how = (
+                "alike" if alike else f"within {_APART:g} s" if len(hosts) == 1 else "on hosts whose clocks may differ"
+            )
+            grounds = f"{rank_names(self.tied)} failed {how}"
         elif self.root is None:
             confidence, grounds = "unknown", self.several or "no rank shows a failure that the others could follow from"
         else:

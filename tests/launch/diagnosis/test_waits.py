@@ -200,3 +200,24 @@ def test_a_failure_of_its_own_counts_in_the_last_attempt() -> None:
     found = type(own)(ranks, own.failure)
 
     assert with_earlier(found, [Attempt(0, failure=EXIT)]) == found
+
+
+def raised_on(host: str, rank: int, message: str, at: float) -> RankEvidence:
+    failure = Failure("run", "exception", message, "ValueError", at=at)
+    events: list[Event] = [
+        {"type": "begin", "phase": "run"},
+        {"type": "end", "phase": "run", "sec": 1.0, "failure": failure, "at": at},
+    ]
+    return RankEvidence(rank, rank, host, started=True, exit=RankExit(1, 100 + rank, at, stopped=False), events=events)
+
+
+@pytest.mark.parametrize(("host", "named"), [("a", 0), ("b", None)])
+def test_times_of_two_hosts_say_nothing_of_what_came_first(host: str, named: int | None) -> None:
+    ranks = [raised_on("a", 0, "corrupt batch", 10.0), raised_on(host, 1, "queue is closed", 15.0)]
+
+    found = judge(TrialEvidence("elastic", 0, 2, ranks=ranks))
+
+    assert found.failure is not None
+    assert found.failure.rank == named
+    if named is None:
+        assert found.failure.evidence == "ranks 0-1 failed on hosts whose clocks may differ"
