@@ -3,7 +3,7 @@
 ranks: 3
 guilty: 0
 status: workload_failed, timeout
-kind: exception, timeout
+kind: exception, signal, timeout
 says: rank 0
 deadline: 45
 """

@@ -3,7 +3,7 @@
 ranks: 3
 guilty: 1
 status: workload_failed
-kind: exception
+kind: exception, signal
 says: rank 1
 """
 

@@ -1,4 +1,4 @@
-"""``new_group()`` is called by its members only; the rank that is none goes on.
+"""One rank leaves out a ``new_group()``, so that its next group has another name than that of the others.
 
 ranks: 3
 guilty: 2
@@ -15,15 +15,15 @@ import torch.distributed as dist
 
 
 def main():
-    dist.init_process_group("gloo", timeout=timedelta(seconds=10))
+    patience = timedelta(seconds=8)
+    dist.init_process_group("gloo", timeout=patience)
     rank = dist.get_rank()
-    readers = None
     if rank in (0, 1):
-        readers = dist.new_group([0, 1], timeout=timedelta(seconds=10))
+        readers = dist.new_group([0, 1], timeout=patience)
+        dist.all_reduce(torch.ones(2), group=readers)
+    everyone = dist.new_group([0, 1, 2], timeout=patience)
     for step in range(3):
-        if readers is not None:
-            dist.all_reduce(torch.ones(2), group=readers)
-        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.ones(2), group=everyone)
     dist.destroy_process_group()
 
 

@@ -1,10 +1,10 @@
 """The last stage of a pipeline receives one micro-batch too few.
 
 ranks: 3
-guilty: 2
+guilty: 2, unknowable
 status: workload_failed, timeout
 kind: exception, timeout
-says: rank 2
+says: rank 2 | send
 deadline: 40
 """
 

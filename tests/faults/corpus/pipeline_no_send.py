@@ -1,10 +1,10 @@
 """A middle stage of a pipeline drops a micro-batch; the stage after it waits for that.
 
 ranks: 4
-guilty: 1
+guilty: 1, unknowable
 status: workload_failed, timeout
 kind: exception, timeout
-says: rank 1
+says: rank 1 | recv
 deadline: 40
 """
 

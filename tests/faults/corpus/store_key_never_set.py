@@ -1,10 +1,10 @@
 """Rank 0 never sets the key in the store that the others wait for.
 
 ranks: 3
-guilty: 0
+guilty: 0, unknowable
 status: workload_failed
 kind: exception
-says: rank 0
+says: weight_decay
 """
 
 from datetime import timedelta
