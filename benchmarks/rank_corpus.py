@@ -20,6 +20,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -236,6 +237,11 @@ def _ranks(ranks: Sequence[int] | frozenset[int]) -> str:
     return f"rank {' or '.join(map(str, sorted(ranks)))}" if ranks else "none"
 
 
+def _heed_interrupts() -> None:
+    """A shell has them ignored in what it starts by ``&``, and so in all that follows."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Runs:
     """Runs programs in a folder of its own, and leaves the records of those that are not right there."""
 
@@ -263,6 +269,7 @@ class Runs:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
+                preexec_fn=_heed_interrupts,
                 timeout=patience,
                 check=False,
             )
