@@ -42,7 +42,7 @@ _FOREIGN = re.compile(r"PYTEST|AORTA|TORCHELASTIC|PYTHONHASHSEED|MASTER_|((LOCAL
 #: Seconds until a trial has to end, where its program does not say so.
 _DEADLINE = 90
 
-#: Under load, a program takes as many times as long to import torch.
+#: Under load, and beside other trials, a program takes as many times as long to import torch.
 _SLOWER = 2
 
 Grade = Literal["right", "unknown", "wrong", "wrong and certain"]
@@ -245,8 +245,8 @@ def _heed_interrupts() -> None:
 class Runs:
     """Runs programs in a folder of its own, and leaves the records of those that are not right there."""
 
-    def __init__(self, folder: Path, trials: int, slower: float = 1) -> None:
-        self.folder, self.trials, self.slower = folder, trials, slower
+    def __init__(self, folder: Path, trials: int, slots: int = 1, slower: float = 1) -> None:
+        self.folder, self.trials, self.slots, self.slower = folder, trials, slots, slower
         self.environ = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
 
     def judge(self, program: Program, launcher: str) -> list[Judged]:
@@ -258,6 +258,7 @@ class Runs:
         deadline = round(program.truth.deadline * self.slower)
         command = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "no:cacheprovider"]
         command += [*LAUNCHERS[launcher](program), "--aorta-trials", str(self.trials), "--aorta-timeout", str(deadline)]
+        command += ["--aorta-slots", str(self.slots)] if self.slots > 1 else []
         with (folder / "pytest.log").open("w") as log:
             log.write(shlex.join(command) + "\n")
             log.flush()
@@ -336,6 +337,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rank_corpus", description=__doc__)
     parser.add_argument("--launcher", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS), help="default: all")
     parser.add_argument("--trials", type=int, default=1, metavar="N", help="of each program (default 1)")
+    parser.add_argument("--slots", type=int, default=1, metavar="N", help="trials at a time (default 1)")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside as many busy loops (default 0)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="programs (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write each judged trial there, as it comes")
@@ -347,7 +349,7 @@ def main() -> int:
         parser.error(f"--only {unknown}: the programs are {', '.join(each.name for each in programs())}")
     folder = options.keep or Path(tempfile.mkdtemp(prefix="rank-corpus-"))
     folder.mkdir(parents=True, exist_ok=True)
-    runs = Runs(folder.resolve(), options.trials, _SLOWER if options.busy else 1)
+    runs = Runs(folder.resolve(), options.trials, options.slots, _SLOWER if options.busy or options.slots > 1 else 1)
     judged: list[Judged] = []
     broken: list[str] = []
     with busy_loops(options.busy):
