@@ -150,6 +150,10 @@ def report_progress_to(workload: Any, send: Send, steps: Path | None = None, clo
 
 def failure_of(error: BaseException, phase: Phase) -> Failure:
     """The failure of a phase that has raised."""
+    handled = error.__context__
+    if isinstance(error, SystemExit) and type(error.code) is int and error.code and isinstance(handled, Exception):
+        # A program that catches what is raised, says it, and exits.
+        return replace(failure_of(handled, phase), exit_code=error.code)
     described = describe_exception(error)
     if isinstance(error, AssertionError):
         from pytest_aorta.trials.assertions import explained  # only here: most trials need no parser

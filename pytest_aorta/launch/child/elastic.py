@@ -29,13 +29,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, g
 
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
-from pytest_aorta.launch.child.bootstrap.sitecustomize import entered, serve_recorder, wait_in
+from pytest_aorta.launch.child.bootstrap.sitecustomize import last_collectives, serve_recorder, wait_in
 from pytest_aorta.launch.child.command import Lines, command_result
 from pytest_aorta.launch.child.rank_files import (
     attempt_folder,
     clear,
+    collectives_file,
+    drop_collectives,
     keep_evidence,
-    log_entered,
     log_event,
     log_wait,
     save_collectives,
@@ -121,7 +122,8 @@ def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None
     if not run_workload(payload, send, step_file(folder, rank), on_error=on_error):
         os._exit(1)
     with contextlib.suppress(Exception):
-        log_entered(folder, rank, entered())
+        if trace := last_collectives():
+            collectives_file(folder, rank).write_bytes(trace)
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()
@@ -283,6 +285,8 @@ def _report(folder: Path, trial: TrialEvidence, send: Send, *, keep: bool = Fals
     found = judge(trial)
     if found.failure is not None or found.cleanup is not None or keep:
         keep_evidence(folder, trial)
+    else:
+        drop_collectives(folder)
     send(ranks_event(found))
 
 

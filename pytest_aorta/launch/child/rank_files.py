@@ -13,8 +13,8 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from pytest_aorta.launch.child.bootstrap.sitecustomize import ask_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
 from pytest_aorta.launch.diagnosis.evidence import (
     AgentEnd,
-    Entry,
     Launcher,
     RankEvidence,
     RankExit,
@@ -94,10 +93,10 @@ def log_wait(folder: Path, rank: int, wait: Mapping[str, Any] | None) -> None:
         _append(event_log(folder, rank), {"type": "wait", "wait": wait})
 
 
-def log_entered(folder: Path, rank: int, entered: Sequence[Entry]) -> None:
-    """Likewise when it has entered which collectives, as of ``sitecustomize.entered``."""
-    if entered:
-        _append(event_log(folder, rank), {"type": "entered", "entered": entered})
+def drop_collectives(folder: Path) -> None:
+    """Of the ranks of a trial that has passed, in its ``folder``."""
+    for path in folder.glob("attempt_*/rank_*.collectives.json"):
+        path.unlink(missing_ok=True)
 
 
 def _entries(data: bytes) -> list[Any]:
@@ -224,8 +223,6 @@ def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
             events[-1].pop("launcher_variables", None)
         elif line["type"] in ("begin", "end", "lived"):
             events.append(event_of_rank(line))
-        elif line["type"] == "entered":
-            rank = replace(rank, entered=[(group, number, at) for group, number, at in line["entered"]])
         elif line["type"] == "wait":
             rank = replace(rank, wait=Wait(**line["wait"]))
     if (last := read_steps(step_file(folder, rank.rank))) is not None:
@@ -273,7 +270,7 @@ def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
         for at, event in enumerate(events):
             if (result := event.get("result")) is not None:  # which is in the record
                 events[at] = {**event, "result": replace(result, metrics={}, step_times_ms=[], output={})}
-        ranks.append(replace(rank, events=None if rank.events is None else events, entered=[]))
+        ranks.append(replace(rank, events=None if rank.events is None else events))
     path = evidence_file(folder, trial.attempt)
     partial = path.with_suffix(".partial")
     with contextlib.suppress(OSError):
@@ -315,8 +312,7 @@ def _settled(trial: TrialEvidence) -> TrialEvidence:
 class Process:
     """One Python process. ``place`` is that of a rank; ``end`` as the process that has waited for it saw it.
 
-    ``exits``: what it has asked for its end with, a text or the exception that it was handling. ``entered`` as of
-    ``RankEvidence``.
+    ``exits``: what it has asked for its end with, a text or the exception that it was handling.
     """
 
     name: str
@@ -328,7 +324,6 @@ class Process:
     raised: dict[str, Any] | None = None
     exits: dict[str, Any] | None = None
     lived: float | None = None
-    entered: list[Entry] = field(default_factory=list)
     end: RankExit | None = None
     #: When it began to end its children.
     stops: float | None = None
@@ -378,8 +373,6 @@ def read_processes(folder: Path) -> list[Process]:
                 own.raised = entry
             elif "lived" in entry:
                 own.lived = entry["lived"]
-            elif "entered" in entry:
-                own.entered = entry["entered"]
             elif "stops" in entry:
                 own.stops = entry["stops"]
             elif "asks" in entry:
@@ -388,7 +381,9 @@ def read_processes(folder: Path) -> list[Process]:
                 ends[own.host, entry["of"]] = RankExit(entry["code"], entry["of"], entry["at"])
     for key, end in ends.items():
         if (process := found.get(key)) is not None:
-            process.end = replace(end, sec=max(0.0, (end.at or 0.0) - process.started), stopped=key in asked)
+            # One that this package has adopted was perhaps ended by a launcher that tells nobody.
+            stopped = None if end.at is None and key not in asked else key in asked
+            process.end = replace(end, sec=max(0.0, (end.at or 0.0) - process.started), stopped=stopped)
     return sorted(found.values(), key=lambda process: process.started)
 
 
@@ -418,13 +413,14 @@ def end_process(folder: Path, rank: int, process: Process, left: str = "") -> No
     at = process.lived if end is None else end.at
     done: Event = {"type": "end", "phase": "run", "sec": (at or process.started) - process.started, "at": at}
     has_said = process.raised is not None or process.exits is not None
-    if failure is not None and (has_said or (end is not None and not end.stopped)):
-        if end is not None and end.exitcode == -signal.SIGTERM and end.stopped is False:
+    is_terminated = end is not None and end.exitcode == -signal.SIGTERM
+    by_itself = end is not None and not end.stopped and not (is_terminated and end.stopped is None)
+    if failure is not None and (has_said or by_itself):
+        if is_terminated and end is not None and end.stopped is False:
             failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
         _append(event_log(folder, rank), {**done, "failure": failure})
         log_wait(folder, rank, ((process.exits if process.raised is None else process.raised) or {}).get("wait"))
     elif failure is None and (process.lived is not None or process.raised is not None):
-        log_entered(folder, rank, process.entered)
         _append(event_log(folder, rank), {**done, "result": ResultRecord(True)}, {"type": "lived", "at": at})
     if end is not None:
         write_exit(folder, rank, end)

@@ -221,11 +221,12 @@ class RankRecorder(LogsSpecs):
     def stop(self) -> None:
         """The ranks that still run are about to be asked to end.
 
-        Have stacks and flight recorders taken where they can say for which rank the others have waited.
+        Have their flight recorders read, and their stacks where these can say for which rank the others have waited.
         """
         write_stop(attempt_folder(self.folder, self.attempt), time.time())
+        save_collectives(self.folder, self.sockets)
         if is_about_a_missing_rank(self.evidence()):
-            self.take_stacks()
+            request_stacks(self.running.values())
 
     def take_stacks(self) -> None:
         """Of the ranks that run, and what their flight recorders have."""

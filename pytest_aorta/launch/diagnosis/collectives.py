@@ -15,7 +15,7 @@ from typing import Any
 from pytest_aorta.launch.diagnosis.evidence import Collective, rank_names
 
 #: Of a rank, as many are looked at.
-_RECENT = 128
+_RECENT = 256
 
 
 def read_collectives(trace: Mapping[str, Any]) -> list[Collective]:
@@ -34,7 +34,8 @@ def read_collectives(trace: Mapping[str, Any]) -> list[Collective]:
             group += f" from rank {members[0]}" if members else ""
         operation = str(entry.get("profiling_name"))
         number = int(entry.get("collective_seq_id", 0))
-        found.append(Collective(operation, number, group, of=_tensors(entry), size=len(members) or None))
+        size, at = len(members) or None, entry.get("time_created_ns")
+        found.append(Collective(operation, number, group, of=_tensors(entry), size=size, at=at))
     return found
 
 

@@ -58,7 +58,7 @@ class Collective:
     """A collective that a rank has entered, by its flight recorder; ``number`` counts those of its ``group``.
 
     ``of``: what has to be equal in all ranks of the group, its tensors (``Float[4]``). ``size``: of the group, where
-    the recorder knows it.
+    the recorder knows it. ``at``: when it was entered, in nanoseconds of its host's clock.
     """
 
     name: str
@@ -66,13 +66,10 @@ class Collective:
     group: str
     of: str = ""
     size: int | None = None
+    at: int | None = None
 
     def __str__(self) -> str:
         return f"{self.name} number {self.number}" + ("" if self.group == "default_pg" else f" of {self.group}")
-
-
-#: A collective that a rank has entered: its group, its number there, and when, in nanoseconds.
-Entry = tuple[str, int, int]
 
 
 @dataclass
@@ -101,7 +98,6 @@ class RankEvidence:
     log's last write. ``stopped_at``: of a rank of another node, when its agent first asked a rank to end. ``overdue``:
     when its own deadline passed, where each rank has one. ``collectives``: those that it has entered last, in their
     order. ``wait``: the call in which it was, or which has raised. ``imports``: whether it was importing a library.
-    ``entered``: of a rank that was done, when it has entered which collectives.
     The last three are paths of its logs.
     """
 
@@ -116,7 +112,6 @@ class RankEvidence:
     imports: bool = False
     collectives: list[Collective] = field(default_factory=list)
     wait: Wait | None = None
-    entered: list[Entry] = field(default_factory=list)
     error_file: dict[str, Any] | None = None
     complaint: str | None = None
     said: Failure | None = None

@@ -171,11 +171,12 @@ class _Case:
         self.found: dict[int, _OwnFailure] = {}
         self.busy: dict[int, float] = {}
         if len({rank.host for rank in trial.ranks}) == 1:  # the clocks of hosts differ
-            self.busy = busy_ms({rank.rank: rank.entered for rank in trial.ranks})
+            self.busy = busy_ms({rank.rank: rank.collectives for rank in trial.ranks})
         for number, rank in self.ranks.items():
             own = self._own_failure(rank)
             if own is not None:
                 self.found[number] = own
+        self._see_silent_ends()
         #: The rank that the results say it was.
         self.named = self._weigh_results()
         #: Whether ranks have waited for others, which ``_explain_wait`` explains.
@@ -344,11 +345,23 @@ class _Case:
             message += ", which its agent had not sent"
         elif rank.complaint is not None and weight in (GAVE_UP, PEER_LOST):
             message += f": {rank.complaint}"
-        return _OwnFailure(replace(failure, message=message), weight, end.at or 0.0)
+        return _OwnFailure(replace(failure, message=message), weight, math.inf if end.at is None else end.at)
 
     def _stopped_at(self, rank: RankEvidence) -> float | None:
         """By the clock of its own host."""
         return self.trial.stopped_at if rank.stopped_at is None else rank.stopped_at
+
+    def _see_silent_ends(self) -> None:
+        """Take a rank for one that gave up that ended without a word in a collective which another has not entered.
+
+        It could not go on: it has caught that its peer did not come, or has gone.
+        """
+        behind, level = positions({number: rank.collectives for number, rank in self.ranks.items()})
+        for number in level & self.found.keys() if behind else ():
+            own, failure = self.found[number], self.found[number].failure
+            is_exit = failure.type == "SystemExit" and failure.message == f"sys.exit({failure.exit_code})"
+            if own.weight <= RAISED and not own.is_logged and (failure.kind == "exit_code" or is_exit):
+                self.found[number] = replace(own, weight=GAVE_UP)
 
     def _weigh_results(self) -> int | None:
         """Which result was the first not to pass: after an exchange between ranks, all of them are.
@@ -396,7 +409,7 @@ class _Case:
         waited = order[0][2] if order and not hung else None
         lost = waited is not None and found[waited].weight == PEER_LOST
         # A script, and a rank of an outer launcher, is asked for its stack only when its deadline has passed. One that
-        # was ended when another gave up may have waited as well, and is not missing. One that ran has not been lost.
+        # was ended when another gave up may have waited as well, and is not missing.
         asked = waited is None or self.trial.launcher in ("elastic", "torchrun")
         own_limits = [rank.overdue for rank in ranks.values() if rank.overdue is not None]
         # Ended, or went on, before they could be asked where they were.
@@ -423,9 +436,11 @@ class _Case:
         sizes = {number: each for number, rank in ranks.items() if (each := sizes_in(rank.complaint)) is not None}
         mismatch = find_mismatch(entered, world_size) or find_rejecting(entered, sizes, world_size)
         behind, level = positions(entered)
-        newest = {number for number in level if not ranks[number].location}
+        newest = {number for number in level & found.keys() if not ranks[number].location}
         missing = ranks.keys() - waiting - unseen - newest if waiting else behind
-        done, late = missing - found.keys(), set() if lost else missing & found.keys()
+        done, late = missing - found.keys(), missing & found.keys()
+        if lost:  # one that ran has left its group, where all others have lost a peer in a collective ahead of it
+            late = late & behind if len(late) == 1 else set()
         missing = late or done
         present = ((waiting or entered.keys()) | newest) - missing if missing else set()
 
@@ -481,7 +496,9 @@ class _Case:
             text = "it gave no stack"
         elif own.failure.kind == "exception":
             text = f"raised {own.failure.type or 'an exception'}"
-            if own.weight in (GAVE_UP, PEER_LOST):
+            if own.weight == PEER_LOST:
+                text = "it lost a peer"
+            elif own.weight == GAVE_UP:
                 text += f": {own.failure.message.strip().splitlines()[0][:_SHOWN]}"
         else:
             text = "never heard of" if own.weight == UNHEARD else own.failure.message
@@ -582,7 +599,7 @@ class _Case:
         steps, busy = None if seen.progress is None else seen.progress.step, self.busy.get(rank.rank)
         if busy is None or not steps:
             return None
-        return busy * max(number for _, number, _ in rank.entered) / steps
+        return busy * max(each.number for each in rank.collectives) / steps
 
     def _blame(self, number: int) -> Blame | None:
         own = self.found.get(number)

@@ -7,13 +7,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from pytest_aorta.launch.diagnosis.evidence import Entry
+from pytest_aorta.launch.diagnosis.evidence import Collective
 
 #: Fewer collectives than these say nothing; those that come first are a warm-up.
 _FEWEST, _WARM_UP = 8, 2
 
 
-def busy_ms(entered: Mapping[int, Sequence[Entry]]) -> dict[int, float]:
+def busy_ms(entered: Mapping[int, Sequence[Collective]]) -> dict[int, float]:
     """Of each rank, how long it computes on average before it enters a collective of all ranks, in milliseconds.
 
     A collective begins when the last rank enters it: from then on, a rank computes until it enters the next. What one
@@ -22,8 +22,9 @@ def busy_ms(entered: Mapping[int, Sequence[Entry]]) -> dict[int, float]:
     """
     times: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for rank, entries in entered.items():
-        for group, number, at in entries:
-            times[group][number][rank] = at
+        for each in entries:
+            if each.at is not None:
+                times[each.group][each.number][rank] = each.at
     of_all = [
         [by_rank for _, by_rank in sorted(numbers.items()) if by_rank.keys() == entered.keys()]
         for numbers in times.values()

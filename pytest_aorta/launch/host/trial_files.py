@@ -19,6 +19,7 @@ from pytest_aorta.launch.child.rank_files import (
     attempt_evidence,
     clear,
     complete_rank,
+    drop_collectives,
     event_log,
     evidence_file,
     failure_below,
@@ -338,6 +339,7 @@ class TrialFiles:
             found = judge(self._evidence()) if attempts else None
             if found is not None and found.failure is None:
                 seen.see(ranks_event(found))
+            drop_collectives(folder)
             return
         if not attempts:
             own = seen.failures.get("run")

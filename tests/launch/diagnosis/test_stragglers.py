@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pytest_aorta.launch.diagnosis.evidence import Entry, RankEvidence, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import Collective, RankEvidence, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge
 from pytest_aorta.launch.diagnosis.stragglers import busy_ms
 from pytest_aorta.trials.records import Event
@@ -14,14 +14,14 @@ from pytest_aorta.trials.records import Event
 MS = 1_000_000
 
 
-def synchronous(computes_ms: list[float], collectives: int = 20, group: str = "0") -> dict[int, list[Entry]]:
+def synchronous(computes_ms: list[float], collectives: int = 20, group: str = "0") -> dict[int, list[Collective]]:
     """Ranks that compute for so long, and then wait for each other."""
-    entered: dict[int, list[Entry]] = {rank: [] for rank in range(len(computes_ms))}
+    entered: dict[int, list[Collective]] = {rank: [] for rank in range(len(computes_ms))}
     begin = 0.0
     for number in range(1, collectives + 1):
         times = [begin + each * MS for each in computes_ms]
         for rank, at in enumerate(times):
-            entered[rank].append((group, number, int(at)))
+            entered[rank].append(Collective("gloo:all_reduce", number, group, at=int(at)))
         begin = max(times)
     return entered
 
@@ -43,7 +43,7 @@ def test_groups_of_some_ranks_do_not_count() -> None:
     [{}, synchronous([100]), synchronous([100, 120], collectives=9), {**synchronous([100, 120]), 2: []}],
     ids=["none", "one rank", "few", "a rank that says nothing"],
 )
-def test_too_little_says_nothing(entered: dict[int, list[Entry]]) -> None:
+def test_too_little_says_nothing(entered: dict[int, list[Collective]]) -> None:
     assert busy_ms(entered) == {}
 
 
@@ -55,7 +55,7 @@ def evidence(hosts: list[str]) -> TrialEvidence:
         {"type": "end", "phase": "run", "sec": 1.0, "result": None},
     ]
     ranks = [
-        RankEvidence(rank, rank, host, started=True, events=list(done), entered=entered[rank])
+        RankEvidence(rank, rank, host, started=True, events=list(done), collectives=entered[rank])
         for rank, host in enumerate(hosts)
     ]
     return TrialEvidence("torchrun", 0, len(hosts), ranks=ranks)

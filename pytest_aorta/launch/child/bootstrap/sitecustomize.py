@@ -55,8 +55,12 @@ _LIMIT = 2**15
 #: Modules that one process notes at most.
 _MOST_MODULES = 2000
 
-#: Collectives of which a rank says when it has entered them.
+#: Collectives that a rank tells at its end, and what of each.
 _MOST_COLLECTIVES = 256
+_COMPARED = (
+    "record_id", "is_p2p", "process_group", "collective_seq_id", "profiling_name", "time_created_ns",
+    "input_dtypes", "input_sizes", "output_dtypes", "output_sizes",
+)  # fmt: skip
 
 #: Seconds that a process has for its stacks, and for what its flight recorder has.
 _TURN, _SETTLE, _PATIENCE = 0.05, 0.2, 1.0
@@ -206,8 +210,9 @@ class Hook:
             self.raised(last)
         if not self.has_raised and not isinstance(last, KeyboardInterrupt):
             self.say(lived=time.time())
-        if self.has_place and not self.has_raised and (times := entered()):
-            self.say(entered=times)
+        if self.has_place and not self.has_raised and (trace := last_collectives()):
+            with open(self.path(self.pid, "collectives.json"), "wb") as file:
+                file.write(trace)
         if self.has_place and self.sockets:  # once Python ends, a thread that asks it for something is aborted
             os.unlink(os.path.join(self.sockets, str(self.pid)))
 
@@ -244,8 +249,7 @@ class Hook:
         if number not in _ENDING or pid in self.asked or not self.is_armed(pid) or not self.has_running_child(pid):
             return
         if not self.asked:
-            if os.path.exists(os.path.join(self.processes, "waited.events")):
-                self.ask()
+            self.ask()
             self.say(stops=time.time())
         self.say(asks=pid)
         self.asked.add(pid)
@@ -259,11 +263,13 @@ class Hook:
         self.say(of=pid, code=code, at=time.time())
 
     def ask(self) -> None:
-        """Have the children give their stacks and collectives before they are ended."""
+        """Have the children give their collectives before they are ended, and their stacks where one has waited."""
         names = (name.rpartition(".events")[0].rpartition(".")[2] for name in os.listdir(self.processes))
         pids = [int(name) for name in names if name.isdigit()]
         pids = [pid for pid in pids if self.has_running_child(pid) and _listens(pid, self.number)]
         self.keep_collectives(pids)
+        if not os.path.exists(os.path.join(self.processes, "waited.events")):
+            return
         for pid in pids:  # a signal may wake one from a system call, and what it does then may wake others
             _kill(pid, signal.SIGSTOP)
         for pid in pids:
@@ -440,19 +446,16 @@ def wait_in(frames: list[Any]) -> dict[str, Any] | None:
     return None
 
 
-def entered() -> list[tuple[str, int, int]]:
-    """The collectives that this process has entered last, by torch's flight recorder: group, number, nanoseconds."""
-    torch = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(torch, "_dump_fr_trace_json", None)
+def last_collectives() -> bytes:
+    """The end of what torch's flight recorder has of this process, as JSON like its own; empty where it has nothing."""
+    dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
     if dump is None or "torch.distributed.distributed_c10d" not in sys.modules:
-        return []
+        return b""
     import json
 
-    found = []
-    for entry in json.loads(dump()).get("entries", ())[-_MOST_COLLECTIVES:]:
-        if not entry["is_p2p"]:
-            found.append((entry["process_group"][0], entry["collective_seq_id"], entry["time_created_ns"]))
-    return found
+    trace = json.loads(dump())
+    entries = [{name: entry.get(name) for name in _COMPARED} for entry in trace.get("entries", ())[-_MOST_COLLECTIVES:]]
+    return json.dumps({"entries": entries, "pg_config": trace.get("pg_config")}).encode() if entries else b""
 
 
 def _tell_wait(request: Any, response: Any) -> None:
