@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from pytest_aorta import WorkloadResult
 from pytest_aorta.trials import lifecycle
-from pytest_aorta.trials.lifecycle import Lifecycle, report_progress_to
+from pytest_aorta.trials.lifecycle import Lifecycle, failure_of, report_progress_to
 from pytest_aorta.trials.records import to_json
 from pytest_aorta.trials.steps import read_steps
 
@@ -83,6 +84,25 @@ def test_an_exception_is_told_with_its_code_even_if_it_cannot_be_shown(
     assert "in method" in failure.traceback
     assert "self = " not in failure.traceback  # local variables may hold secrets
     to_json(events)
+
+
+def test_what_a_program_has_caught_before_it_exits_is_what_it_has_failed_of() -> None:
+    def exit_with(code: Any, *, in_handler: bool) -> SystemExit:
+        try:
+            try:
+                raise ValueError("corrupt batch 17")
+            except ValueError:
+                if in_handler:
+                    sys.exit(code)
+            sys.exit(code)
+        except SystemExit as error:
+            return error
+
+    caught = failure_of(exit_with(1, in_handler=True), "run")
+    assert (caught.type, caught.message, caught.exit_code) == ("ValueError", "corrupt batch 17", 1)
+    assert failure_of(exit_with(1, in_handler=False), "run").message == "sys.exit(1)"
+    assert failure_of(exit_with("no batch", in_handler=True), "run").message == "sys.exit('no batch')"
+    assert failure_of(exit_with(0, in_handler=True), "run").message == "sys.exit(0)"
 
 
 def test_for_a_debugger_the_exception_comes_out_after_it_was_told() -> None:

@@ -385,19 +385,19 @@ def test_what_this_package_puts_into_a_program_is_no_place_either() -> None:
     assert locate([[hooked]]) is None
 
 
-LIBRARY = Frame("/venv/lib/python3.12/site-packages/torch/__init__.py", 9, "<module>")
-IMPORT = Frame("<frozen importlib._bootstrap>", 1360, "_find_and_load")
-PROGRAM = Frame("/work/train.py", 3, "<module>")
-OWN = Frame("/work/model.py", 2, "<module>")
+OF_TORCH = Frame("/venv/lib/python3.12/site-packages/torch/__init__.py", 9, "<module>")
+IMPORTING = Frame("<frozen importlib._bootstrap>", 1360, "_find_and_load")
+OF_PROGRAM = Frame("/work/train.py", 3, "<module>")
+OF_MODEL = Frame("/work/model.py", 2, "<module>")
 
 
 @pytest.mark.parametrize(
     ("frames", "imports"),
     [
-        ([LIBRARY, IMPORT, PROGRAM], True),
-        ([LIBRARY, IMPORT, OWN, IMPORT, PROGRAM], True),
-        ([OWN, IMPORT, PROGRAM], False),  # its own code, which may be all of it
-        ([LIBRARY, PROGRAM], False),
+        ([OF_TORCH, IMPORTING, OF_PROGRAM], True),
+        ([OF_TORCH, IMPORTING, OF_MODEL, IMPORTING, OF_PROGRAM], True),
+        ([OF_MODEL, IMPORTING, OF_PROGRAM], False),  # its own code, which may be all of it
+        ([OF_TORCH, OF_PROGRAM], False),
         ([], False),
     ],
 )
@@ -406,7 +406,7 @@ def test_an_import_of_a_library_is_told_from_code_of_the_program(frames: list[Fr
 
 
 def test_an_import_is_called_by_its_package() -> None:
-    location = locate([[LIBRARY, IMPORT, PROGRAM]])
+    location = locate([[OF_TORCH, IMPORTING, OF_PROGRAM]])
 
     assert location is not None
     assert location.text == "import of torch in train.py line 3"

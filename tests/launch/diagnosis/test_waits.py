@@ -221,3 +221,36 @@ def test_times_of_two_hosts_say_nothing_of_what_came_first(host: str, named: int
     assert found.failure.rank == named
     if named is None:
         assert found.failure.evidence == "ranks 0-1 failed on hosts whose clocks may differ"
+
+
+def exited(rank: int, entered: int, code: int = 1, *, stopped: bool = False) -> RankEvidence:
+    """A rank of a script that has ended without a word after so many collectives."""
+    failure = Failure("run", "exit_code", f"ended itself with exit code {code}", exit_code=code, at=10.0)
+    events: list[Event] = [
+        {"type": "begin", "phase": "run"},
+        {"type": "end", "phase": "run", "sec": 1.0, "failure": failure, "at": 10.0},
+    ]
+    own = [Collective("gloo:all_reduce", number, "default_pg") for number in range(1, entered + 1)]
+    end = RankExit(-15 if stopped else code, 100 + rank, 10.0, stopped=stopped)
+    return RankEvidence(
+        rank, rank, "here", started=True, exit=end, events=events[:1] if stopped else events, collectives=own
+    )
+
+
+def test_a_rank_that_ends_in_a_collective_that_another_has_not_entered_is_a_victim() -> None:
+    ranks = [exited(0, 4), exited(1, 3, stopped=True), exited(2, 4, stopped=True)]
+
+    found = judge(TrialEvidence("script", 0, 3, ranks=ranks, stopped_at=10.1))
+
+    assert found.failure is not None
+    assert (found.failure.rank, found.failure.confidence) == (1, "likely")
+    assert [rank.blame for rank in found.ranks] == ["collateral", "cause", "collateral"]
+
+
+def test_a_rank_that_ends_before_the_others_have_met_is_the_cause() -> None:
+    ranks = [exited(0, 4, stopped=True), exited(1, 3, 13), exited(2, 4, stopped=True)]
+
+    found = judge(TrialEvidence("script", 0, 3, ranks=ranks, stopped_at=10.1))
+
+    assert found.failure is not None
+    assert (found.failure.rank, found.failure.exit_code) == (1, 13)
