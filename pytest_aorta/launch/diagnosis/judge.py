@@ -476,8 +476,9 @@ class _Case:
         elif chain:
             blamed, present, several = set(), set(), chain
         named = sorted(late or (done if len(done) == 1 else ()))
-        parts = [chain] if chain else [] if mismatch is None else [mismatch.text]
+        parts = [] if mismatch is None else [mismatch.text]
         parts += [f"rank {number} is missing: {self._where(number, unseen)}" for number in named]
+        parts += [chain] if chain and (ring or graph.is_long) else []  # one link says nothing new
         parts += [f"rank {number}: {self._where(number, unseen)}" for number in ranks if number not in named]
         self.is_wait, self.wait_text, self.several = True, "; ".join(parts), several
         self.blamed = next(iter(blamed)) if len(blamed) == 1 else None

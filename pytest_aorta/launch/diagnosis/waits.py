@@ -76,6 +76,11 @@ class WaitGraph:
                 paths += [[*path, peer] for peer in new]
         return found
 
+    @property
+    def is_long(self) -> bool:
+        """Whether a rank is waited for that waits itself."""
+        return any(len(chain) > 2 for chain in self._chains())
+
     def text(self) -> str:
         """``rank 3 waits in recv for rank 2, which waits in recv for rank 1``: the ring, or the longest chain."""
         ring = self.ring()

@@ -161,7 +161,8 @@ def test_the_rank_at_the_end_of_all_chains_is_the_cause() -> None:
 
     assert found.failure is not None
     assert found.failure.rank == 0
-    assert found.failure.message.startswith("rank 2 waits in recv for rank 1, which waits in recv for rank 0")
+    assert found.failure.message.startswith("rank 0 is missing: ")
+    assert "; rank 2 waits in recv for rank 1, which waits in recv for rank 0; rank 1: " in found.failure.message
     assert [rank.blame for rank in found.ranks] == ["cause", "collateral", "collateral"]
 
 
