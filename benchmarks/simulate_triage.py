@@ -91,7 +91,7 @@ def _result(world: World, seen: Seen) -> str:
     def share(number: float, said: bool = True) -> str:
         return f"{number / seen.triages:.1%}" if said else ""
 
-    has_best = world.acting is not None and world.oracle is not None
+    has_best = world.reference is not None or (world.acting is not None and world.oracle is not None)
     return _row(
         world.name,
         f"**{share(seen.wrong)}**",
@@ -107,7 +107,7 @@ def _result(world: World, seen: Seen) -> str:
 
 def _has_cause(world: World) -> bool:
     truth = world.truth
-    return bool(truth.culprit or truth.in_runs or truth.changes or truth.in_starts or truth.by_hash)
+    return bool(truth.culprit or truth.in_runs or truth.changes or truth.in_starts or truth.by_hash or truth.says)
 
 
 def _row(*fields: str) -> str:

@@ -77,6 +77,8 @@ class Truth:
         changes: whether rates change over time.
         in_starts: whether trials of one process end alike.
         by_hash: whether it is the hash seed that makes trials fail.
+        slower: the cells whose steps take longer.
+        says: a pattern of a sentence that says what makes trials fail; ``lies``: of one that is false.
     """
 
     rates: tuple[float, ...]
@@ -87,6 +89,9 @@ class Truth:
     changes: bool = False
     in_starts: bool = False
     by_hash: bool = False
+    slower: frozenset[int] = frozenset()
+    says: str = ""
+    lies: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,12 @@ class Spot:
     seed: int | None = None
 
 
+Numbers = npt.NDArray[np.float64]
+
+#: The step times of trials, in ms.
+Times = Callable[[np.random.Generator, Sequence[Spot]], Numbers]
+
+
 @dataclass(frozen=True)
 class World:
     """Attributes:
@@ -114,6 +125,9 @@ class World:
     until_decided: whether cells stop as soon as they are decided.
     oracle: of the best test that knows the world: which trials it looks at, and which ends it counts as failures;
         it compares the acting cell with the baseline. ``None`` where no cell acts.
+    times: the step time of each trial in ms; by default they are alike, with a noise of 3 %.
+    reference: a test that finds the acting, or the slower, cell; by default the best test of rates.
+    run_seed: of ``--aorta-seed``.
     """
 
     name: str
@@ -123,11 +137,14 @@ class World:
     until_decided: bool = False
     oracle: Callable[[Spot], bool] | None = lambda spot: True
     fails: frozenset[Fate] = frozenset({"nan", "crash", "hang"})
+    times: Times | None = None
+    reference: Callable[[Sequence[Spot], Sequence[Fate], Numbers], bool] | None = None
+    run_seed: int | None = None
 
     @property
     def acting(self) -> int | None:
         """The cell that does something."""
-        return next(iter(self.truth.acts), None)
+        return next(iter((*self.truth.acts, *self.truth.slower)), None)
 
 
 @dataclass
@@ -179,9 +196,10 @@ def simulate(world: World, triages: Sequence[int]) -> Seen:
         generator = np.random.default_rng([number, *world.name.encode()])
         spots = world.spots(generator)
         fates = world.fates(generator, spots)
-        table = _judged(world, generator, spots, fates).table()
+        times = (world.times or _noise)(generator, spots)
+        table = _judged(world, spots, fates, times).table()
         sentences = [*conclusions(table), *table.warnings]
-        false = {*_false_verdicts(world.truth, table), *_false_sentences(world.truth, sentences)}
+        false = {*_false_verdicts(world, table), *_false_sentences(world.truth, sentences)}
         seen.triages += 1
         seen.wrong += bool(false)
         seen.what.update(false)
@@ -193,7 +211,7 @@ def simulate(world: World, triages: Sequence[int]) -> Seen:
         seen.causes += _names_the_cause(world.truth, table, sentences)
         totals = [row.cell.total for row in table.rows]
         seen.trials += sum(totals) / len(totals) if world.acting is None else totals[world.acting]
-        won, needed = _best(world, spots, fates)
+        won, needed = _best(world, spots, fates, times)
         seen.best += won
         seen.best_trials += needed
     return seen
@@ -212,6 +230,8 @@ def _names_the_cause(truth: Truth, table: Table, sentences: Sequence[str]) -> bo
     """Whether it is said what makes trials fail, or depend on each other, or that it may be a place."""
     if truth.culprit and any(row.verdict.kind == "confounded" for row in table.rows):
         return True
+    if truth.says:
+        return any(re.search(truth.says, sentence) for sentence in sentences)
     if truth.by_hash or truth.in_starts:
         return any((_HASH if truth.by_hash else _STARTS).search(sentence) for sentence in sentences)
     places = [sentence for sentence in sentences if _SUSPECTS.search(sentence)]
@@ -220,8 +240,8 @@ def _names_the_cause(truth: Truth, table: Table, sentences: Sequence[str]) -> bo
     return (truth.in_runs or truth.changes) and any(_RUNS.search(each) or _TIME.search(each) for each in sentences)
 
 
-def _false_verdicts(truth: Truth, table: Table) -> list[str]:
-    false = []
+def _false_verdicts(world: World, table: Table) -> list[str]:
+    truth, false = world.truth, []
     for number, row in enumerate(table.rows):
         acts = truth.acts.get(number, frozenset())
         kind = row.verdict.kind
@@ -234,6 +254,9 @@ def _false_verdicts(truth: Truth, table: Table) -> list[str]:
         removes = row.verdict.removes
         if removes is not None and truth.rates[number] > (1 - removes) * truth.rates[0]:
             false.append("the share of failures that it removes")
+        speed = row.speed.kind if world.times is not None and row.speed is not None else "undecided"
+        if speed not in ("undecided", "n/a", "slower" if number in truth.slower else "similar"):
+            false.append(f"{speed}: it is not")
         for way in row.by_signature:
             of_way = next((acts for (cell, words), acts in truth.ways.items()
                            if cell == number and words in way.signature.text), acts)  # fmt: skip
@@ -255,6 +278,8 @@ def _false(kind: str, acts: frozenset[Act]) -> list[str]:
 def _false_sentences(truth: Truth, sentences: Sequence[str]) -> list[str]:
     false = []
     for sentence in sentences:
+        if truth.lies and re.search(truth.lies, sentence):
+            false.append("a sentence that is false here")
         if _SUSPECTS.search(sentence) and not (truth.culprit and re.search(truth.culprit, sentence)):
             false.append("suspects what is innocent")
         if _RUNS.search(sentence) and not (truth.in_runs or truth.changes):
@@ -263,9 +288,9 @@ def _false_sentences(truth: Truth, sentences: Sequence[str]) -> list[str]:
             false.append("what a process draws at its start")
         if _HASH.search(sentence) and not truth.by_hash:
             false.append("the hash seed")
-        if "step times" in sentence and _TIME.search(sentence):
+        if "step times" in sentence and _TIME.search(sentence) and not truth.changes:
             false.append("a change of the step times")
-        elif _TIME.search(sentence) and not (truth.changes or truth.in_runs):
+        elif "step times" not in sentence and _TIME.search(sentence) and not (truth.changes or truth.in_runs):
             false.append("a change over time")
         nothing = re.search(r"(?:Nothing to fix|No failure): .* is below ([\d.]+)%", sentence)
         if nothing and truth.rates[0] >= float(nothing[1]) / 100:
@@ -277,6 +302,9 @@ def _found(world: World, table: Table) -> float:
     if world.acting is None:
         others = [row.verdict.kind in ("no effect", "no cure") for row in table.rows[1:]]
         return sum(others) / len(others)
+    if world.acting in world.truth.slower:
+        speed = table.rows[world.acting].speed
+        return float(speed is not None and speed.kind == "slower")
     kind, acts = table.rows[world.acting].verdict.kind, world.truth.acts[world.acting]
     said = {"fixes": "lowers", "reduces": "lowers", "worse": "raises"}.get(kind, kind)
     return float(any(said.startswith(act[:8]) for act in acts))
@@ -285,7 +313,11 @@ def _found(world: World, table: Table) -> float:
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
-def _judged(world: World, generator: np.random.Generator, spots: Sequence[Spot], fates: Sequence[Fate]) -> Triage:
+def _noise(generator: np.random.Generator, spots: Sequence[Spot]) -> Numbers:
+    return np.asarray(np.exp(0.03 * generator.standard_normal(len(spots))) * 10)
+
+
+def _judged(world: World, spots: Sequence[Spot], fates: Sequence[Fate], times: Numbers) -> Triage:
     """The triage of a run at its end."""
     triage = Triage(TriageSettings(sequential=world.until_decided))
     decisions = Decisions(triage) if world.until_decided else None
@@ -293,7 +325,6 @@ def _judged(world: World, generator: np.random.Generator, spots: Sequence[Spot],
     keys = [_template(cell, "ok").key for cell in range(cells)]
     for cell, key in enumerate(keys):
         triage.declare(key, "local", _template(cell, "ok").mitigations)
-    times = np.exp(0.03 * generator.standard_normal(len(spots))) * 10
     between, looked = max(4, len(spots) // cells // _LOOKS), 0
     for spot, fate, step_ms in zip(spots, fates, times, strict=True):
         # What is decided does not depend on how often one looks, but a look costs more than the rest.
@@ -304,7 +335,7 @@ def _judged(world: World, generator: np.random.Generator, spots: Sequence[Spot],
             if len(decisions.stopped) == cells:
                 break
         if decisions is None or keys[spot.cell] not in decisions.stopped:
-            triage.add(_facts(spot, fate, float(step_ms)))
+            triage.add(replace(_facts(spot, fate, float(step_ms)), run_seed=world.run_seed))
     return triage
 
 
@@ -330,7 +361,7 @@ def _facts(spot: Spot, fate: Fate, step_ms: float) -> TrialFacts:
 
 @cache
 def _template(cell: int, fate: Fate) -> TrialFacts:
-    name = "none" if cell == 0 else f"m_{'abcdefgh'[cell - 1]}"
+    name = "none" if cell == 0 else f"m_{'abcdefghijkl'[cell - 1]}"
     record = {
         "trial_id": f"gemm_d0_m{cell}_t",
         "workload": "gemm",
@@ -596,8 +627,10 @@ def _fisher_lower(failures: int, passes: int, base_failures: int, base_passes: i
 # --- the best test for a world ---------------------------------------------------------------------------------------
 
 
-def _best(world: World, spots: Sequence[Spot], fates: Sequence[Fate]) -> tuple[bool, float]:
+def _best(world: World, spots: Sequence[Spot], fates: Sequence[Fate], times: Numbers) -> tuple[bool, float]:
     """Whether the best test finds the acting cell, and after how many of its trials."""
+    if world.reference is not None:
+        return world.reference(spots, fates, times), sum(spot.cell == world.acting for spot in spots)
     if world.acting is None or world.oracle is None:
         return False, 0.0
     sides = [
@@ -651,12 +684,14 @@ def _double_dichotomies(
 
 # --- the worlds ------------------------------------------------------------------------------------------------------
 
-_LOWERS: frozenset[Act] = frozenset({"lowers"})
-_RAISES: frozenset[Act] = frozenset({"raises"})
+LOWERS: frozenset[Act] = frozenset({"lowers"})
+RAISES: frozenset[Act] = frozenset({"raises"})
 
 
 def worlds() -> dict[str, list[World]]:
     """All of them, by what they are about."""
+    from benchmarks.everyday_worlds import everyday  # which is made of the parts above
+
     return {
         "alike": _alike(),
         "margin": _margin(),
@@ -670,16 +705,17 @@ def worlds() -> dict[str, list[World]]:
         "drift": _drift(),
         "exchange": _exchange(),
         "starts": _starts(),
+        **everyday(),
     }
 
 
 def _alike() -> list[World]:
     found = []
     for rate in (0.02, 0.1, 0.3, 0.5, 0.9):
-        truth, fates = Truth((rate,) * 8), _acting(rate, rate, 8)[1]
+        truth, fates = Truth((rate,) * 8), acting(rate, rate, 8)[1]
         found.append(World(f"8 cells alike, {rate:.0%}, 20 trials", truth, on_one_host(8, 20), fates))
     for rate in (0.1, 0.5):
-        truth, fates = Truth((rate,) * 4), _acting(rate, rate, 4)[1]
+        truth, fates = Truth((rate,) * 4), acting(rate, rate, 4)[1]
         found.append(World(f"4 cells alike, {rate:.0%}, until decided", truth, on_one_host(4, 100), fates, True))
     return found
 
@@ -688,23 +724,23 @@ def _margin() -> list[World]:
     """What changes the rate by as much as the margin has an effect."""
     found = []
     for base, cell in ((0.05, 0.075), (0.1, 0.15), (0.3, 0.4), (0.9, 0.8)):
-        truth, fates = _acting(base, cell, 2)
+        truth, fates = acting(base, cell, 2)
         name = f"{base:.0%} -> {100 * cell:g} %"
         found.append(World(f"{name}, 200 trials", truth, on_one_host(2, 200), fates))
     return found
 
 
-def _acting(base: float, cell: float, cells: int) -> tuple[Truth, Fates]:
+def acting(base: float, cell: float, cells: int) -> tuple[Truth, Fates]:
     """The first cell after the baseline acts; the others do nothing."""
     rates = (base, cell, *[base] * (cells - 2))
-    truth = Truth(rates, {1: _LOWERS if cell < base else _RAISES})
+    truth = Truth(rates, {1: LOWERS if cell < base else RAISES})
     return truth, by_chance(lambda spot: rates[spot.cell])
 
 
 def _effects() -> list[World]:
     found = []
     for base, cell in ((0.9, 0.0), (0.5, 0.0), (0.5, 0.2), (0.1, 0.5)):
-        truth, fates = _acting(base, cell, 4)
+        truth, fates = acting(base, cell, 4)
         name = f"{base:.0%} -> {cell:.0%}"
         found += [
             World(f"{name}, 20 trials", truth, on_one_host(4, 20), fates),
@@ -718,9 +754,9 @@ def _rare() -> list[World]:
     for base in (0.01, 0.02, 0.03, 0.05):
         for cell in (0.0, 2 * base):
             name = f"rare: {base:.0%} -> {cell:.0%}"
-            truth, fates = _acting(base, cell, 3)
+            truth, fates = acting(base, cell, 3)
             found.append(World(f"{name}, 150 trials", truth, on_one_host(3, 150), fates))
-            truth, fates = _acting(base, cell, 2)
+            truth, fates = acting(base, cell, 2)
             found.append(World(f"{name}, until decided", truth, on_one_host(2, 400), fates, until_decided=True))
     return found
 
@@ -749,7 +785,7 @@ def _device() -> list[World]:
     truth = Truth((0.4,) * 8, culprit=culprit)
     found.append(World("bad device of 4, 8 cells, 60 % and 20 %", truth, on_devices(8, 20, 4),
                        by_chance(lambda spot: 0.8 if spot.place.devices == (0,) else 0.15)))  # fmt: skip
-    cures = Truth((0.45, 0.0, 0.45, 0.45), {1: _LOWERS}, culprit=culprit)
+    cures = Truth((0.45, 0.0, 0.45, 0.45), {1: LOWERS}, culprit=culprit)
     found.append(World("bad device, one cell cures it", cures, on_devices(4, 20, 2), by_chance(
         lambda spot: 0.9 if spot.place.devices == (0,) and spot.cell != 1 else 0.0),
         oracle=lambda spot: spot.place.devices == (0,)))  # fmt: skip
@@ -794,7 +830,7 @@ def _deaths() -> list[World]:
         World("early deaths hide most failures of a cell", Truth(rates), on_one_host(2, 20), dying_early(0.7, 1, 0.8)),
         World("the same, until decided", Truth(rates), on_one_host(2, 60), dying_early(0.7, 1, 1.0), True),
         World("the baseline dies early", Truth((0.7,) * 4), on_one_host(4, 20), dying_early(0.7, 0, 1.0)),
-        World("one in five of all dies early, one cell cures", Truth(cured, {1: _LOWERS}), on_one_host(2, 20),
+        World("one in five of all dies early, one cell cures", Truth(cured, {1: LOWERS}), on_one_host(2, 20),
               two_ways(lambda spot: (0.2, cured[spot.cell]), ("died early", "nan"))),
     ]  # fmt: skip
 
@@ -818,10 +854,10 @@ def _drift() -> list[World]:
 
 def _exchange() -> list[World]:
     exchanged = Truth((0.75, 0.75), {1: frozenset({"exchanges"})},
-                      {(1, "nan"): _LOWERS, (1, "timeout"): _RAISES})  # fmt: skip
+                      {(1, "nan"): LOWERS, (1, "timeout"): RAISES})  # fmt: skip
     swapped = two_ways(lambda spot: (0.75, 0.0) if spot.cell == 0 else (0.0, 0.75), ("nan", "hang"))
     # What the removal of one bug uncovers was there before.
-    uncovered = Truth((0.9, 0.5), {1: _LOWERS}, {(1, "SIGSEGV"): frozenset()})
+    uncovered = Truth((0.9, 0.5), {1: LOWERS}, {(1, "SIGSEGV"): frozenset()})
     uncovering = two_ways(lambda spot: (0.8 if spot.cell == 0 else 0.0, 0.5), ("nan", "crash"))
     return [
         World("exchange of nan for a hang", exchanged, on_one_host(2, 20), swapped, oracle=None),
@@ -849,10 +885,10 @@ def _starts() -> list[World]:
     truth = Truth((0.5,) * 3, in_starts=True)
     found.append(World("3 cells alike, 60 trials of 12 starts, correlation 1.0, until decided", truth,
                        in_starts(3, 60, 12), alike((0.5,) * 3, 1.0), True, oracle=None))  # fmt: skip
-    cure = Truth((0.5, 0.0), {1: _LOWERS}, in_starts=True)
+    cure = Truth((0.5, 0.0), {1: LOWERS}, in_starts=True)
     found.append(World("cure of 50 %, 60 trials of 12 starts, correlation 1.0", cure, in_starts(2, 60, 12),
                        alike((0.5, 0.0), 1.0), oracle=None))  # fmt: skip
-    cure, fates = _acting(0.4, 0.0, 2)
+    cure, fates = acting(0.4, 0.0, 2)
     found.append(World("cure of 40 %, 40 trials of 5 starts, independent", cure, in_starts(2, 40, 5), fates))
     found.append(World("the same, until decided", cure, in_starts(2, 120, 12), fates, True))
     independent = Truth((0.4,) * 3)
