@@ -129,12 +129,6 @@ def ratio_of(cell: Estimate, base: Estimate) -> Interval:
     return Interval(end(max(0.0, cell.low), base.high, -1), end(cell.high, max(0.0, base.low), 1))
 
 
-def paired_p(better: int, worse: int) -> float:
-    """McNemar's exact test, two-sided: of pairs of which only the baseline, and only the cell, has failed."""
-    pairs = better + worse
-    return min(1.0, 2 * sum(comb(pairs, k) for k in range(min(better, worse) + 1)) / (1 << pairs))
-
-
 def difference_p(failures: int, trials: int, base_failures: int, base_trials: int) -> float:
     """The two-sided p value of "both rates are equal"; 1 without a trial on either side.
 
@@ -219,27 +213,46 @@ def _log_ways(trials: int) -> Numbers:
     return np.asarray(factorials[-1] - factorials - factorials[::-1])
 
 
-def stratified_p(tables: Sequence[Counts]) -> float:
-    """The two-sided p value of "within each stratum both rates are equal"; strata may have different rates.
+def conditional_p(tables: Sequence[Counts]) -> float:
+    """The two-sided mid-p value of "within each stratum both rates are equal"; strata may have different rates.
 
     The exact conditional counterpart of the test of Cochran, Mantel & Haenszel (Birch 1964): given the failures and the
-    trials of each stratum, such as a host, the cell's failures are a sum of hypergeometric numbers. Twice the smaller
-    tail.
+    trials of each stratum, such as a host or a round, the cell's failures are a sum of hypergeometric numbers. Of pairs
+    it is McNemar's test. Twice the smaller tail, with half the chance of what was seen (Lancaster 1961; Fagerland,
+    Lydersen & Laake 2013, "The McNemar test for binary matched-pairs data: mid-p and asymptotic are better than exact
+    conditional").
     """
-    return min(1.0, 2 * min(stratified_tails(tables)))
+    lower, upper, seen = _tails(tables)
+    return min(1.0, 2 * min(lower, upper) - seen)
 
 
 def stratified_tails(tables: Sequence[Counts]) -> tuple[float, float]:
-    """The two one-sided p values of ``stratified_p``: of at most, and at least, as many failures of the cell."""
+    """The two exact one-sided p values of the same: of at most, and at least, as many failures of the cell."""
+    return _tails(tables)[:2]
+
+
+def least_p(tables: Sequence[Counts]) -> float:
+    """The smallest p value that the strata can have, however their failures are divided between both sides."""
+    divided = []
+    for failures, trials, base_failures, base_trials in tables:
+        failed = failures + base_failures
+        ours = max(0, failed - base_trials)
+        divided.append((ours, trials, failed - ours, base_trials))
+    return conditional_p(divided)
+
+
+def _tails(tables: Sequence[Counts]) -> tuple[float, float, float]:
+    """Chances of at most, at least, and just as many failures of the cell."""
     import numpy as np
 
     chances, least = np.ones(1), 0
     for failures, trials, base_failures, base_trials in tables:
         failed = failures + base_failures
-        chances = np.convolve(chances, _shares_of_failures(failed, trials, base_trials))
         least += max(0, failed - base_trials)
+        if 0 < failed < trials + base_trials and trials and base_trials:  # else it says nothing
+            chances = np.convolve(chances, _shares_of_failures(failed, trials, base_trials))
     seen = sum(table[0] for table in tables) - least
-    return min(1.0, float(chances[: seen + 1].sum())), min(1.0, float(chances[seen:].sum()))
+    return min(1.0, float(chances[: seen + 1].sum())), min(1.0, float(chances[seen:].sum())), float(chances[seen])
 
 
 @lru_cache(maxsize=4096)

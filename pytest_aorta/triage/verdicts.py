@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common.texts import counted
@@ -22,10 +23,19 @@ from pytest_aorta.triage.draws import (
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.observer import ObserverEffect, corrected
 from pytest_aorta.triage.rates import Counts, Interval
+from pytest_aorta.triage.rounds import Rounds, by_turns, is_sooner, rounds_of, windows_of
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.speed import OperatorChange, Speed, Subject, changed_operators, compare_speeds, measured
 from pytest_aorta.triage.stragglers import slow_ranks
-from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, Node, associations, dependence, nodes_of
+from pytest_aorta.triage.where import (
+    NO_ASSOCIATIONS,
+    Association,
+    Associations,
+    Node,
+    associations,
+    dependence,
+    nodes_of,
+)
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.sequential import SequentialComparison, SequentialTest
@@ -210,8 +220,9 @@ class Pair:
 
     Attributes:
         strata: ``counts`` for each place in which both have trials; ``counts`` alone where there is one place.
+        rounds: the same for each round at each place, where rounds matter: trials of one round share what the machine
+            did to it, or their seeds. Empty where they do not.
         watched: what their pairs of trials show at any time; ``None`` where the number of trials was set before.
-        same_seeds: of pairs of trials with the same seeds: of how many only the baseline has failed, and only the cell.
         apart: ``host`` or ``device``, where they have no place in common; ``time``, where one ended before the other.
         starts: the test of starts, where one served several trials.
     """
@@ -219,17 +230,17 @@ class Pair:
     baseline: CellKey
     counts: Counts
     strata: tuple[Counts, ...]
+    rounds: tuple[Counts, ...] = ()
     watched: SequentialComparison | None = None
-    same_seeds: tuple[int, int] | None = None
     apart: str = ""
     starts: StartComparison | None = None
 
     @property
     def trials_p(self) -> float:
         """The p value if each trial were a draw of its own."""
-        if self.same_seeds is not None:
-            return rates.paired_p(*self.same_seeds)
-        return rates.difference_p(*self.strata[0]) if len(self.strata) == 1 else rates.stratified_p(self.strata)
+        if len(self.strata) == 1 and not self.rounds:
+            return rates.difference_p(*self.strata[0])
+        return rates.conditional_p(self.rounds or self.strata)
 
     def comparison(self) -> Comparison:
         """Of this cell alone."""
@@ -323,6 +334,19 @@ def _rate_below(trials: int, *, sequential: bool) -> float:
     from pytest_aorta.triage.sequential import rate_upper_bound_sequential
 
     return rate_upper_bound_sequential(0, trials)
+
+
+def _outlasts(runs: Association, counts: Counts, comparisons: int) -> bool:
+    """Whether there is a difference even if the trials say only as much as so many independent ones.
+
+    At the upper end of the interval of their serial correlation, 95 %, one-sided.
+    """
+    share = (runs.independent or 0) / runs.all_trials
+    correlation = min(1.0, (1 - share) / (1 + share) + 1.645 / sqrt(runs.all_trials))
+    share = (1 - correlation) / (1 + correlation)
+    trials, base_trials = int(counts[1] * share), int(counts[3] * share)
+    failures, base_failures = min(trials, round(counts[0] * share)), min(base_trials, round(counts[2] * share))
+    return comparisons * rates.difference_p(failures, trials, base_failures, base_trials) < LEVEL
 
 
 def _loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, comparisons: int) -> str:
@@ -437,6 +461,8 @@ class Triage:
         self._cells: dict[CellKey, CellTrials] = {}
         #: The sequential tests so far, of cell, baseline and way to fail.
         self._tests: dict[tuple[CellKey, CellKey, Signature | None], SequentialTest] = {}
+        #: What rounds share, of so many trials.
+        self._shared: tuple[int, Rounds] | None = None
 
     def declare(
         self, key: CellKey, environment: str, mitigations: tuple[str, ...], begun: int | None = None
@@ -501,7 +527,7 @@ class Triage:
                 more, less = (baseline, key) if verdict.kind != "worse" else (key, baseline)
                 if not is_confirmed(_paired(self._cells[more], self._cells[less], ended=ended), LEVEL / family):
                     doubt = NOT_CONFIRMED
-            if verdict.kind in _DIFFERENT and runs is not None:
+            if verdict.kind in _DIFFERENT and runs is not None and not _outlasts(runs, pair.counts, family):
                 come = "come" if runs.is_significant else "may come"
                 doubt = f"failures {come} in runs: {runs.all_trials} trials say as much as about {runs.independent}"
             found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
@@ -660,9 +686,35 @@ class Triage:
                 hosts = [{place[0] for place in side.places} for side in (ours, theirs)]
                 apart = "device" if hosts[0] & hosts[1] else "host"
         watched = self._test(key, baseline, ended=ended).comparison() if sequential else None
-        same_seeds = None if sequential or strata else _same_seeds(cell, base)
+        rounds = () if sequential else self._rounds(key, baseline)
         starts = self._starts(key, baseline, len(self.baselines().family(baseline)))
-        return Pair(baseline, counts, strata or (counts,), watched, same_seeds, apart, starts)
+        # Where one side ran sooner, a clear difference that no window can show may be the time.
+        if rounds and not apart and min(ours.counted, theirs.counted) >= _ENOUGH:
+            told = rates.conditional_p(strata) if strata else rates.difference_p(*counts)
+            apart = "time" if told < LEVEL <= rates.least_p(rounds) else ""
+        return Pair(baseline, counts, strata or (counts,), rounds, watched, apart, starts)
+
+    def _rounds(self, key: CellKey, baseline: CellKey) -> tuple[Counts, ...]:
+        """The trials of a cell beside those of its baseline, round by round and place by place, where rounds matter.
+
+        That is where trials of one index have the same seeds, where cells fail together, and where one of both ran
+        sooner than the other.
+        """
+        sides = [self._cells[each].stream() for each in (key, baseline)]
+        if pairs := _same_seeds(*sides):
+            return pairs
+        if not self.rounds().are_shared and not is_sooner(*sides):
+            return ()
+        windows = windows_of(*sides)
+        return tuple(window.counts for window in windows) if by_turns(windows) else ()
+
+    def rounds(self) -> Rounds:
+        """What the cells of a round share."""
+        streams = [cell.stream() for cell in self.cells]
+        number = sum(map(len, streams))
+        if self._shared is None or self._shared[0] != number:
+            self._shared = number, rounds_of(streams)
+        return self._shared[1]
 
     def _test(
         self, key: CellKey, baseline: CellKey, signature: Signature | None = None, *, ended: bool = False
@@ -724,7 +776,7 @@ class Triage:
                     watched = replace(watched, p=max(watched.p, rates.difference_p(*counts)))
                 asked.append((key, signature))
                 starts = self._starts(key, baseline, len(compared), signature)
-                pairs.append(Pair(baseline, counts, (counts,), watched, starts=starts))
+                pairs.append(Pair(baseline, counts, (counts,), watched=watched, starts=starts))
         found: dict[CellKey, list[SignatureVerdict]] = {}
         judged = judge(pairs, self.settings.margin, len(compared))
         for (key, signature), pair, (comparison, verdict) in zip(asked, pairs, judged, strict=True):
@@ -739,13 +791,12 @@ def _overlap(cell: CellTrials, base: CellTrials) -> bool:
     return "" in (*ours, *theirs) or (max(ours) > min(theirs) and max(theirs) > min(ours))
 
 
-def _same_seeds(cell: CellTrials, base: CellTrials) -> tuple[int, int] | None:
+def _same_seeds(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> tuple[Counts, ...]:
     """Trials of one index have the same seeds in a run with ``--aorta-seed``: these are compared as pairs."""
-    ours, theirs = ({facts.index: facts for facts in side.finished if facts.is_counted} for side in (cell, base))
-    if set(ours) != set(theirs) or any(facts.run_seed is None for facts in (*ours.values(), *theirs.values())):
-        return None
-    pairs = [(theirs[index].is_failure, ours[index].is_failure) for index in ours]
-    return pairs.count((True, False)), pairs.count((False, True))
+    ours, theirs = ({facts.index: facts for facts in side} for side in (cell, base))
+    if any(facts.run_seed is None for facts in (*cell, *base)):
+        return ()
+    return tuple((ours[index].is_failure, 1, theirs[index].is_failure, 1) for index in ours if index in theirs)
 
 
 def _paired(

@@ -20,6 +20,7 @@ from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.draws import shared_starts
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import Counts, Interval, holm, stratified_tails, wilson
+from pytest_aorta.triage.rounds import in_order, rounds_of
 from pytest_aorta.triage.speed import within_places
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _SLOWER = 0.05
 _BY_TURNS = 0.2
 
 #: Failures, and passes, below which nothing is said of their order.
-_FEWEST = 6
+_FEWEST = 5
 
 #: Starts, and seeds, that a sentence names.
 _MOST_NAMES = 4
@@ -198,23 +199,34 @@ def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associ
         *_step_times(trials),
     ]
     adjusted = holm([test.p for test in tests])
-    return Associations(tuple(replace(test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)))
+    tests = [replace(test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)]
+    if any(test.is_significant and test.factor in RUNS for test in tests):
+        rounds = rounds_of([_counted(cell) for cell in cells])
+        if rounds.explain_runs:
+            text = "failures come and go over the run, in all cells together, which makes no difference between them"
+            tests = [replace(test, sentence=text) if test.factor in RUNS else test for test in tests]
+    return Associations(tuple(tests))
 
 
 def dependence(cells: Sequence[CellTrials]) -> Association | None:
-    """The test of the trial before in its cell alone, where it leaves a doubt (p < 0.05).
+    """The test of the trial before in its cell alone, where it leaves a doubt (p < 0.05) that rounds do not explain.
 
-    No difference between cells is sure then. Where failures come in runs of five, cells "differ" in half of all tables,
-    and this test misses none of these; at 1 % it would miss one in fifteen.
+    No difference between cells is sure then. Where failures of each cell come in runs of five, cells "differ" in half
+    of all tables, and this test misses none of these; at 1 % it would miss one in fifteen.
     """
     trials = _in_order(cells)
     found = next(_in_time(trials, _places(trials), RUNS[:1]), None)
-    return found if found is not None and found.p < _SUSPICION else None
+    if found is None or found.p >= _SUSPICION or rounds_of([_counted(cell) for cell in cells]).explain_runs:
+        return None
+    return found
+
+
+def _counted(cell: CellTrials) -> list[TrialFacts]:
+    return [facts for facts in cell.finished if facts.is_counted]
 
 
 def _in_order(cells: Sequence[CellTrials]) -> list[TrialFacts]:
-    counted = [facts for cell in cells for facts in cell.finished if facts.is_counted]
-    return sorted(counted, key=lambda facts: (facts.started_at, facts.index, facts.file))
+    return in_order([facts for cell in cells for facts in _counted(cell)])
 
 
 def _p(p: float) -> str:

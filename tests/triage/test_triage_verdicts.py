@@ -156,7 +156,28 @@ def test_trials_are_compared_with_those_at_their_place_or_with_their_seeds() -> 
 
     cells = trials("none", "F" * 10 + "." * 10), trials("a", "F" * 4 + "." * 16)
     seeded = ([replace(each, run_seed=7) for each in cell] for cell in cells)
-    assert compared(*seeded) == pytest.approx(2 * 0.5**6)
+    assert compared(*seeded) == pytest.approx(0.5**6)
+
+
+def test_trials_of_one_round_are_compared_with_each_other_where_cells_fail_together() -> None:
+    bad = "FFFFFFF" + "." * 9 + "FFFF"  # rounds, in which all fail but the cured cell
+    also = [trials(name, bad) for name in "bc"]
+    found = rows(trials("none", bad), trials("a", "." * 20), *also)["local-a"]
+    assert found.verdict.kind == "fixes"
+    assert found.comparison is not None
+    assert found.comparison.p == pytest.approx(0.5**11)
+
+
+def test_a_baseline_that_ran_sooner_is_compared_where_both_ran() -> None:
+    def at(minute: int, facts: TrialFacts) -> TrialFacts:
+        return replace(facts, started_at=f"2026-01-01T{9 + minute // 60:02}:{minute % 60:02}:00.000+00:00")
+
+    # The machine was bad while the baseline ran alone; later, nothing fails any more.
+    base = [at(minute, facts) for minute, facts in enumerate(trials("none", "F" * 20 + "." * 20))]
+    later = [at(20 + minute, facts) for minute, facts in enumerate(trials("a", "." * 20))]
+    assert kinds(base, later)["local-a"] == "confounded"
+    cured = [at(minute, facts) for minute, facts in enumerate(trials("none", "F" * 20 + "F." * 10))]
+    assert kinds(cured, later)["local-a"] == "fixes"
 
 
 def test_one_failure_in_eight_against_none_needs_more_trials() -> None:
@@ -203,10 +224,13 @@ def test_an_explicit_baseline_that_did_not_run_is_said() -> None:
 
 
 def test_more_cells_need_more_evidence() -> None:
+    def mixed(seed: int) -> str:
+        return "".join(random.Random(seed).sample("F" * 6 + "." * 6, 12))
+
     one = rows(trials("none", "F" * 6 + "." * 6), trials("a", "." * 12))
     many = rows(
         trials("none", "F" * 6 + "." * 6),
-        *(trials(f"m{i}", "." * 12 if i == 0 else "F" * 6 + "." * 6) for i in range(12)),
+        *(trials(f"m{i}", "." * 12 if i == 0 else mixed(i)) for i in range(12)),
     )
     few, lots = one["local-a"].comparison, many["local-m0"].comparison
     assert few is not None

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom, binomtest, boschloo_exact, fisher_exact
+from scipy.stats import binom, binomtest, boschloo_exact, fisher_exact, hypergeom
 
 from pytest_aorta.triage.rates import (
     Interval,
     arms,
+    conditional_p,
     difference_of,
     difference_p,
     holm,
+    least_p,
     more_trials,
-    paired_p,
     rate_below,
     ratio_of,
     smallest_fault,
-    stratified_p,
     wilson,
 )
 
@@ -169,25 +169,30 @@ def test_the_forecast_is_the_power_of_fishers_test(trials: int, comparisons: int
     assert power(rate) >= 0.9 > power(rate - 0.002)
 
 
-def test_pairs_with_the_same_seeds_are_compared_as_mcnemar_does() -> None:
+def test_pairs_are_compared_as_mcnemar_does_with_mid_p() -> None:
     for better, worse in [(0, 0), (5, 0), (0, 6), (7, 2), (30, 12)]:
         pairs = better + worse
-        assert paired_p(better, worse) == pytest.approx(binomtest(better, pairs).pvalue if pairs else 1.0)
+        both = [(1, 1, 1, 1)] * 4 + [(0, 1, 0, 1)] * 9  # which say nothing
+        tables = [*both, *[(0, 1, 1, 1)] * better, *[(1, 1, 0, 1)] * worse]
+        exact = binomtest(better, pairs).pvalue if pairs else 1.0
+        assert conditional_p(tables) == pytest.approx(min(1.0, exact - binom.pmf(better, pairs, 0.5)) if pairs else 1)
+        assert least_p(tables) == pytest.approx(0.5**pairs)
 
 
-def test_one_stratum_is_fishers_test_with_twice_the_smaller_tail() -> None:
+def test_one_stratum_is_fishers_test_with_twice_the_smaller_tail_and_mid_p() -> None:
     for table in [(0, 10, 7, 10), (3, 20, 9, 20), (12, 20, 5, 17)]:
         failures, trials, base_failures, base_trials = table
         counts = np.array([[failures, trials - failures], [base_failures, base_trials - base_failures]])
         tails = [fisher_exact(counts, alternative=side).pvalue for side in ("less", "greater")]
-        assert stratified_p([table]) == pytest.approx(min(1, 2 * min(tails)))
+        seen = hypergeom.pmf(failures, trials + base_trials, trials, failures + base_failures)
+        assert conditional_p([table]) == pytest.approx(min(1, 2 * min(tails) - seen))
 
 
 def test_a_bad_device_is_no_effect_of_a_cell_that_ran_elsewhere() -> None:
     """All of a device's trials fail: pooled, the cell that had fewer of them looks better."""
     strata = [(10, 10, 2, 2), (0, 2, 0, 10)]
-    assert stratified_p(strata) == 1
-    assert stratified_p([(10, 12, 2, 12)]) < 0.01
+    assert conditional_p(strata) == 1
+    assert conditional_p([(10, 12, 2, 12)]) < 0.01
 
 
 @pytest.mark.parametrize(("base", "cell"), [(0.5, 0.1), (0.9, 0.5), (0.3, 0.3), (0.1, 0.02)])
