@@ -237,7 +237,7 @@ def read_side(path: Path, rules: Sequence[tuple[str, str]] | None = None) -> Sid
 
 
 def _times(cell: CellStatistics) -> list[Measured]:
-    return [(None, math.log(time)) for time in cell.steps.trial_medians_ms] if cell.steps else []
+    return [Measured(None, math.log(time)) for time in cell.steps.trial_medians_ms] if cell.steps else []
 
 
 def _match_cells(a: Side, b: Side) -> tuple[dict[CellKey, CellKey], bool]:

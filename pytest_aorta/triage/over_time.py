@@ -100,14 +100,16 @@ def _changes(run: Sequence[TrialFacts], before: Sequence[TrialFacts], level: flo
         rates = [failures / trials for failures, trials in (one, other)]
         yield f"fails {'more' if rates[0] > rates[1] else 'less'} often: {rates[1]:.0%} to {rates[0]:.0%} (p = {p:.2g})"
     for of in ("steps", "runs"):
-        [speed] = compare_speeds([(measured(run, of), measured(before, of))], SPEED_MARGIN, sequential=False, family=1)
+        # Trials of several runs are no neighbours.
+        sides = [[each._replace(began="") for each in measured(trials, of)] for trials in (run, before)]
+        [speed] = compare_speeds([(sides[0], sides[1])], SPEED_MARGIN, sequential=False, family=1)
         if speed.ratio is not None and speed.interval is not None and speed.p < level:
             yield f"{'slower' if speed.ratio > 1 else 'faster'}: {speed.change} (p = {speed.p:.2g})"
 
 
 def _cell_run(run: Sequence[TrialFacts], changes: Sequence[str]) -> CellRun:
     failures, counted = _counts(run)
-    times = [time for _, time in measured(run) or measured(run, "runs")]
+    times = [each.time for each in measured(run) or measured(run, "runs")]
     step_ms = None
     if times:
         half = inf

@@ -41,64 +41,67 @@ _BY_TURNS = 0.5
 _SOONER = 0.2
 
 
-@dataclass(frozen=True)
-class Window:
-    """Neighbouring trials of one place, of both sides."""
-
-    cell: tuple[TrialFacts, ...]
-    base: tuple[TrialFacts, ...]
-
-    @property
-    def counts(self) -> Counts:
-        return (
-            sum(facts.is_failure for facts in self.cell),
-            len(self.cell),
-            sum(facts.is_failure for facts in self.base),
-            len(self.base),
-        )
-
-
 def in_order(trials: Sequence[TrialFacts]) -> list[TrialFacts]:
     """As they began; of those that began at one time, or at no known one, by their indices."""
     return sorted(trials, key=lambda facts: (facts.started_at, facts.index, facts.file))
 
 
-def windows_of(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> list[Window]:
-    """The trials of both, place by place, in windows; those at places that only one side has are left out.
+#: Trials as their place, and when they began; empty for not known.
+Spots = Sequence[tuple[Hashable, str]]
+
+#: Positions of neighbouring trials of one place, of the cell and of its baseline.
+Window = tuple[list[int], list[int]]
+
+
+def windows(cell: Spots, base: Spots) -> list[Window]:
+    """The trials of both, in their order, place by place, in windows; those at places that only one has are left out.
 
     Cells that ran by turns have one trial of each in a window. Where the times are not known, the k-th trials of both
     are neighbours.
     """
-    is_timed = all(facts.started_at for facts in (*cell, *base))
-    at: dict[Hashable, list[tuple[Any, int, TrialFacts]]] = {}
-    for side, trials in enumerate((cell, base)):
+    is_timed = all(began for _, began in (*cell, *base))
+    at: dict[Hashable, list[tuple[Any, int, int]]] = {}
+    for side, spots in enumerate((cell, base)):
         numbers = Counter[Hashable]()
-        for facts in in_order(trials):
-            key = (facts.started_at, facts.index) if is_timed else (numbers[facts.place.key], 0)
-            numbers[facts.place.key] += 1
-            at.setdefault(facts.place.key, []).append((key, side, facts))
+        for position, (place, began) in enumerate(spots):
+            at.setdefault(place, []).append((began if is_timed else numbers[place], side, position))
+            numbers[place] += 1
     found = []
     for here in at.values():
-        here.sort(key=lambda each: each[:2])
         if len({side for _, side, _ in here}) < 2:
             continue
-        own: list[tuple[list[TrialFacts], list[TrialFacts]]] = []
-        now: tuple[list[TrialFacts], list[TrialFacts]] = ([], [])
-        for _, side, facts in here:
-            now[side].append(facts)
+        own: list[Window] = []
+        now: Window = ([], [])
+        for _, side, position in sorted(here):
+            now[side].append(position)
             if all(now):
                 own.append((now[0][-_NEAR:], now[1][-_NEAR:]))
                 now = ([], [])
         for side in (0, 1):
             own[-1][side].extend(now[side][: _NEAR - 1])
-        found += [Window(tuple(ours), tuple(theirs)) for ours, theirs in own]
+        found += own
     return found
 
 
-def by_turns(windows: Sequence[Window]) -> bool:
-    """Whether both sides alternated, so that what changes over time has hit both alike."""
-    numbers = [sum(len(side) for side in sides) for sides in (([w.cell for w in windows]), [w.base for w in windows])]
-    return len(windows) >= _BY_TURNS * min(numbers) if windows else False
+def by_turns(found: Sequence[Window], cell: Spots, base: Spots) -> bool:
+    """Whether both sides alternated at the places that they share, so that changes over time have hit both alike."""
+    shared = {place for place, _ in cell} & {place for place, _ in base}
+    least = sum(min(sum(each == place for each, _ in side) for side in (cell, base)) for place in shared)
+    return bool(found) and len(found) >= _BY_TURNS * least
+
+
+def round_counts(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> tuple[Counts, ...]:
+    """Failures and trials of both in each window; empty where they did not run by turns."""
+    sides = in_order(cell), in_order(base)
+    spots = [[(facts.place.key, facts.started_at) for facts in side] for side in sides]
+    found = windows(*spots)
+    if not by_turns(found, *spots):
+        return ()
+    failed = [[facts.is_failure for facts in side] for side in sides]
+    return tuple(
+        (sum(failed[0][each] for each in ours), len(ours), sum(failed[1][each] for each in theirs), len(theirs))
+        for ours, theirs in found
+    )
 
 
 def is_sooner(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from math import comb, exp, inf, log, sqrt
-from statistics import fmean, variance
-from typing import Literal
+from math import comb, exp, inf, lgamma, log, sqrt
+from statistics import fmean, median, variance
+from typing import Literal, NamedTuple
 
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.rates import Interval, holm
+from pytest_aorta.triage.rounds import by_turns, in_order, windows
 
 #: Probability that any cell of a baseline is called slower or faster although none is.
 LEVEL = 0.05
@@ -26,11 +26,30 @@ SpeedKind = Literal["slower", "faster", "similar", "undecided", "n/a"]
 #: What was measured of each trial.
 Subject = Literal["steps", "runs"]
 
-#: One trial: where it ran, and the logarithm of its median step time, or of the time of its run.
-Measured = tuple[Hashable, float]
+
+class Measured(NamedTuple):
+    """One trial: where it ran, the logarithm of its median step time, or of the time of its run, and when it began.
+
+    ``began`` is empty where that is not known, or says nothing.
+    """
+
+    place: Hashable
+    time: float
+    began: str = ""
+
 
 #: Below so little, a variance is rounding.
 _NO_ERROR = 1e-300
+
+#: Fewer pairs cost more certainty than what trials of a round share.
+_FEWEST_PAIRS = 6
+
+#: A difference so many standard deviations from the median, of a normal distribution as wide as most of them, is a
+#: straggler: 1.4826 times the median deviation is one.
+_STRAGGLES = 3.5 * 1.4826
+
+#: Differences of pairs are rounded to so many levels, so that there are few sums of them.
+_LEVELS = 40
 
 #: Operators that take less than this part of both sides' operators are not compared: each one costs certainty.
 _LEAST_SHARE = 0.01
@@ -83,9 +102,13 @@ class Speed:
 
 def measured(trials: Iterable[TrialFacts], of: Subject = "steps") -> list[Measured]:
     """Those of the trials that have step times, or whose run was measured as a whole, in their order."""
-    if of == "runs":
-        return [(trial.place.key, log(1000 * trial.run_sec)) for trial in trials if trial.run_sec is not None]
-    return [(trial.place.key, log(trial.steps.median_ms)) for trial in trials if trial.steps is not None]
+    times = {"steps": lambda facts: facts.steps and facts.steps.median_ms,
+             "runs": lambda facts: facts.run_sec and 1000 * facts.run_sec}  # fmt: skip
+    return [
+        Measured(facts.place.key, log(time), facts.started_at)
+        for facts in in_order([*trials])
+        if (time := times[of](facts)) is not None
+    ]
 
 
 def compare_speeds(
@@ -97,22 +120,21 @@ def compare_speeds(
     one they would feign precision. Only trials at the same place are compared with each other.
 
     Args:
-        sides: of each cell its trials and those of its baseline, in the order in which they began.
+        sides: of each cell its trials and those of its baseline, in the order in which they began. Where it is known
+            when, trials of one round and place are compared with each other.
         margin: ratios from ``1 / (1 + margin)`` to ``1 + margin`` are similar.
-        sequential: whether the number of trials depends on what was seen of them: the k-th trial of a cell at a place
-            is compared with the k-th of the baseline there, and p and interval hold at any time.
+        sequential: whether the number of trials depends on what was seen of them: then p and interval hold at any
+            time.
         family: cells that share the level.
     """
-    found = [_compared(*side, sequential) for side in sides]
+    found = [_compared(*side, sequential, family) for side in sides]
     adjusted = holm([*(speed.p for speed in found), *[1.0] * (family - len(found))])
     judged = []
-    for speed, p, side in zip(found, adjusted, sides, strict=False):
+    for speed, p in zip(found, adjusted, strict=False):
         speed = replace(speed, p_adjusted=p)
         ratio, interval = speed.ratio, speed.interval
         if ratio is not None and interval is not None:
-            if reason := _two_speeds(*side, 1 + margin):
-                speed = replace(speed, reason=reason)
-            elif interval.within(1 / (1 + margin), 1 + margin):
+            if interval.within(1 / (1 + margin), 1 + margin):
                 speed = replace(speed, kind="similar")
             elif speed.p_adjusted < LEVEL:
                 speed = replace(speed, kind="slower" if ratio > 1 else "faster")
@@ -120,33 +142,99 @@ def compare_speeds(
     return judged
 
 
-def _compared(cell: Sequence[Measured], base: Sequence[Measured], sequential: bool) -> Speed:
+def _compared(cell: Sequence[Measured], base: Sequence[Measured], sequential: bool, family: int) -> Speed:
     """Undecided, with its numbers."""
     if len(cell) < 2 or len(base) < 2:
         return Speed("n/a")
     at: dict[Hashable, tuple[list[float], list[float]]] = {}
     for number, side in enumerate((cell, base)):
-        for place, time in side:
+        for place, time, _ in side:
             at.setdefault(place, ([], []))[number].append(time)
     places = [both for both in at.values() if all(both)]
     if not places:
-        difference = fmean(time for _, time in cell) - fmean(time for _, time in base)
+        difference = fmean(each.time for each in cell) - fmean(each.time for each in base)
         return Speed("undecided", exp(difference), reason="on other devices")
+    spots = [[(each.place, each.began) for each in side] for side in (cell, base)]
+    found = windows(*spots)
+    pairs = [fmean(cell[k].time for k in ours) - fmean(base[k].time for k in theirs) for ours, theirs in found]
+    is_timed = all(each.began for each in (*cell, *base))
+    if is_timed and len(pairs) < min(len(cell), len(base)) and not by_turns(found, *spots):
+        return Speed("undecided", exp(fmean(pairs)), reason="its trials did not alternate with those of the baseline")
     if sequential:
-        difference, half, p = _anytime(places)
+        low, middle, high, p = _anytime(pairs)
+    elif is_timed and len(pairs) >= _FEWEST_PAIRS:
+        can_tell = 2.0 ** (1 - len(pairs)) * family < LEVEL
+        low, middle, high, p = _clipped(pairs) if can_tell and _straggle(pairs) else _t(*_of_pairs(pairs))
     else:
-        difference, error, freedom = _welch(*places[0]) if len(places) == 1 else within_places(places)
-        half, p = inf, 1.0
-        if 2 / comb(len(cell) + len(base), len(cell)) < LEVEL and freedom > 0:
-            half, p = 0.0, float(difference == 0)
-            if error > 0:
-                from scipy.special import stdtr, stdtrit
+        low, middle, high, p = _t(*(_welch(*places[0]) if len(places) == 1 else within_places(places)))
+        if 2 / comb(len(cell) + len(base), len(cell)) >= LEVEL:
+            high = inf
+    if high == inf:
+        return Speed("undecided", exp(middle), reason="too few trials")
+    return Speed("undecided", exp(middle), Interval(exp(low), exp(high)), p)
 
-                half = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
-                p = 2 * float(stdtr(freedom, -abs(difference) / error))
-    if half == inf:
-        return Speed("undecided", exp(difference), reason="too few trials")
-    return Speed("undecided", exp(difference), Interval(exp(difference - half), exp(difference + half)), p)
+
+#: Lower end, estimate and upper end of a difference, and p.
+_Estimate = tuple[float, float, float, float]
+
+
+def _t(difference: float, error: float, freedom: float) -> _Estimate:
+    if freedom <= 0:
+        return -inf, difference, inf, 1.0
+    if error <= 0:
+        return difference, difference, difference, float(difference == 0)
+    from scipy.special import stdtr, stdtrit
+
+    half = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
+    return difference - half, difference, difference + half, 2 * float(stdtr(freedom, -abs(difference) / error))
+
+
+def _of_pairs(pairs: Sequence[float]) -> tuple[float, float, float]:
+    """Mean, its standard error, and degrees of freedom."""
+    squares = variance(pairs)
+    return fmean(pairs), sqrt(squares / len(pairs)) if squares >= _NO_ERROR else 0.0, len(pairs) - 1
+
+
+def _straggle(pairs: Sequence[float]) -> bool:
+    """Whether some differences are much larger than most are, so that a mean says little."""
+    middle = median(pairs)
+    deviations = [abs(each - middle) for each in pairs]
+    return max(deviations) > _STRAGGLES * median(deviations) + sqrt(_NO_ERROR)
+
+
+def _clipped(pairs: Sequence[float]) -> _Estimate:
+    """Huber's estimate (1964) of the middle, with the interval and p of an exact test.
+
+    Where there is no difference, any sign of a difference of a pair is as likely as the other (Fisher 1935). The
+    statistic is the sum of the differences, where those that are larger than 1.5 standard deviations count as these:
+    of normal ones, that costs 4 % of the trials.
+    """
+    import numpy as np
+
+    values, middle = np.asarray(pairs), median(pairs)
+    most = 1.5 * 1.4826 * float(np.median(np.abs(values - middle))) or sqrt(_NO_ERROR)
+
+    def tails(null: float) -> tuple[float, float]:
+        """Of sums as small, and as large."""
+        scores = np.rint(_LEVELS * np.clip((values - null) / most, -1, 1)).astype(int)
+        chances = np.ones(1)
+        for size in np.abs(scores):
+            longer = np.zeros(len(chances) + 2 * size)
+            longer[: len(chances)] += chances / 2
+            longer[2 * size :] += chances / 2
+            chances = longer
+        seen = len(chances) // 2 + int(scores.sum())
+        return float(chances[: seen + 1].sum()), float(chances[seen:].sum())
+
+    def end(tail: int, wanted: float) -> float:
+        low, high = min(pairs) - most, max(pairs) + most
+        for _ in range(40):
+            half = (low + high) / 2
+            is_below = tails(half)[0] > wanted if tail == 0 else tails(half)[1] < wanted
+            low, high = (half, high) if is_below else (low, half)
+        return (low + high) / 2
+
+    return end(1, LEVEL / 2), end(0, 0.5), end(0, LEVEL / 2), min(1.0, 2 * min(tails(0.0)))
 
 
 def _welch(cell: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
@@ -176,53 +264,24 @@ def within_places(places: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
     return difference, sqrt(squares / freedom / sum(weights)) if freedom else 0.0, freedom
 
 
-def _anytime(places: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[float, float, float]:
-    """The mean difference of pairs, half of its confidence sequence, and p.
+def _anytime(pairs: Sequence[float]) -> _Estimate:
+    """The median difference of pairs, its confidence sequence, and p.
 
-    The t test and confidence sequence of Lai 1976, as in Wang & Ramdas 2025, "Anytime-valid t-tests and confidence
-    sequences for Gaussian means with unknown variance", with a normal prior of variance 1 on the effect size. Of normal
-    noise it holds exactly from the first pair on, where asymptotic sequences need a number to begin with.
+    A bet on the signs, with any chance of a plus (Robbins 1970): it holds for any noise, such as that of two clocks,
+    where a sequential t test does not.
     """
-    pairs = [one - other for both in places for one, other in zip(*both, strict=False)]
-    n, mean = len(pairs), fmean(pairs)
-    growth = 1.0 + n
-    bound = (sqrt(growth) / LEVEL) ** (2 / n)
-    if bound >= growth:
-        return mean, inf, 1.0
-    squares = sum((each - mean) ** 2 for each in pairs)
-    # The wealth of a bet against "as fast" is ((1 + x) / (1 + x / growth)) ** (n / 2) / sqrt(growth).
-    x = n * mean**2 / squares if squares >= _NO_ERROR else inf if mean else 0.0
-    wealth = n / 2 * (log(growth) if x == inf else log((1 + x) / (1 + x / growth))) - log(growth) / 2
-    return mean, sqrt((bound - 1) / (1 - bound / growth) * squares / n), exp(-max(0.0, wealth))
+    number, ordered = len(pairs), sorted(pairs)
 
+    def wealth(above: int, below: int) -> float:
+        logarithm = lgamma(above + 1) + lgamma(below + 1) - lgamma(above + below + 2) + (above + below) * log(2)
+        return exp(min(logarithm, 500.0))
 
-def _two_speeds(cell: Sequence[Measured], base: Sequence[Measured], ratio: float) -> str:
-    """Why two speeds leave a comparison open: the times of one side are in two groups, a gap apart.
-
-    The best division in two, by least squares, leaves a small share of the variance, at most a tenth. Of few times it
-    has to be smaller: 1 % of samples of a uniform distribution have less. It does not matter where each trial of one
-    side is slower than each of the other.
-    """
-    ours, theirs = ([time for _, time in side] for side in (cell, base))
-    if min(ours) > max(theirs) or max(ours) < min(theirs):
-        return ""
-    for whose, side in (("its", cell), ("the baseline's", base)):
-        at: dict[Hashable, list[float]] = {}
-        for place, time in side:
-            at.setdefault(place, []).append(time)
-        overall = fmean(time for _, time in side)
-        ordered, n = sorted(time - fmean(at[place]) + overall for place, time in side), len(side)
-        least = max(2, n // 5)
-        if n < 6 or ordered[-1] - ordered[0] < log(ratio):
-            continue
-        sums = list(accumulate(time - overall for time in ordered))
-        best = max(range(least, n - least + 1), key=lambda number: sums[number - 1] ** 2 / (number * (n - number)))
-        low, high = ordered[:best], ordered[best:]
-        within = variance(low) * (len(low) - 1) + variance(high) * (len(high) - 1)
-        share = within / (variance(ordered) * (n - 1))
-        if fmean(high) - fmean(low) > log(ratio) and share < min(0.1, n / 200):
-            return f"{whose} trials have two speeds: {exp(fmean(low)):.3g} and {exp(fmean(high)):.3g} ms"
-    return ""
+    # Medians above the k-th smallest difference have k below them; the largest k that is refuted is an end.
+    refuted = [k for k in range((number + 1) // 2) if wealth(number - k, k) >= 1 / LEVEL]
+    p = min(1.0, 1 / wealth(sum(each > 0 for each in pairs), sum(each < 0 for each in pairs)))
+    if not refuted:
+        return -inf, median(pairs), inf, p
+    return ordered[refuted[-1]], median(pairs), ordered[-1 - refuted[-1]], p
 
 
 @dataclass(frozen=True)
@@ -280,7 +339,11 @@ def changed_operators(
     total = sum(sum(each) for each in means.values())
     names = {name for name in names if sum(means[name]) >= _LEAST_SHARE * total}
     shared = sorted(name for name in names if all(name in trial.operators for trial in both))
-    times = [[[(trial.place.key, log(trial.operators[name])) for trial in side] for side in sides] for name in shared]
+    times = [
+        [[Measured(trial.place.key, log(trial.operators[name]), trial.started_at) for trial in in_order(side)]
+         for side in sides]
+        for name in shared
+    ]  # fmt: skip
     speeds = compare_speeds([(own, base) for own, base in times], margin, sequential=False, family=len(names) * cells)
     found = [
         OperatorChange(name, *means[name], speed.interval, speed.p_adjusted)

@@ -23,7 +23,7 @@ from pytest_aorta.triage.draws import (
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.observer import ObserverEffect, corrected
 from pytest_aorta.triage.rates import Counts, Interval
-from pytest_aorta.triage.rounds import Rounds, by_turns, is_sooner, rounds_of, windows_of
+from pytest_aorta.triage.rounds import Rounds, is_sooner, round_counts, rounds_of
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.speed import OperatorChange, Speed, Subject, changed_operators, compare_speeds, measured
 from pytest_aorta.triage.stragglers import slow_ranks
@@ -705,8 +705,7 @@ class Triage:
             return pairs
         if not self.rounds().are_shared and not is_sooner(*sides):
             return ()
-        windows = windows_of(*sides)
-        return tuple(window.counts for window in windows) if by_turns(windows) else ()
+        return round_counts(*sides)
 
     def rounds(self) -> Rounds:
         """What the cells of a round share."""
