@@ -307,7 +307,7 @@ def _ends() -> list[World]:
         World("the seed decides, 19 of 30 in each of 3 cells", Truth((19 / 30,) * 3, says="seed", lies="come in runs"),
               on_one_host(3, 30), _by_seed(19), run_seed=7),
     ]  # fmt: skip
-    hidden = Truth((1.0, 0.9), {}, {(1, "nan"): LOWERS, (1, "SIGSEGV"): frozenset()}, says=r"hidden")
+    hidden = Truth((1.0, 0.9), {1: LOWERS}, {(1, "nan"): LOWERS, (1, "SIGSEGV"): frozenset()}, says=r"hidden")
     found.append(World("NaN in 20 of 20 hid a crash in 18 of 20", hidden, on_one_host(2, 20),
                        two_ways(lambda spot: (1.0 - spot.cell, 0.9), ("nan", "crash")), oracle=None))  # fmt: skip
     partly = Truth((0.95, 0.3), {1: LOWERS}, {(1, "nan"): LOWERS, (1, "SIGSEGV"): frozenset()}, says=r"hidden")

@@ -306,7 +306,7 @@ def _found(world: World, table: Table) -> float:
         speed = table.rows[world.acting].speed
         return float(speed is not None and speed.kind == "slower")
     kind, acts = table.rows[world.acting].verdict.kind, world.truth.acts[world.acting]
-    said = {"fixes": "lowers", "reduces": "lowers", "worse": "raises"}.get(kind, kind)
+    said = {"fixes": "lowers", "reduces": "lowers", "leaves": "lowers", "worse": "raises"}.get(kind, kind)
     return float(any(said.startswith(act[:8]) for act in acts))
 
 

@@ -328,6 +328,7 @@ _COLOURS: Mapping[VerdictKind, str] = {
     "error": "red",
     "did not run": "red",
     "exchanges": "red",
+    "leaves": "yellow",
     "confounded": "yellow",
     "slower": "yellow",
     "faster": "yellow",

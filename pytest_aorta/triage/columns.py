@@ -266,6 +266,7 @@ MEANINGS: Mapping[VerdictKind, str] = {
     "fixes": "fails less often than the baseline, and no failure was seen",
     "reduces": "fails less often than the baseline",
     "exchanges": "one way to fail has taken the place of another",
+    "leaves": "it removes one way to fail, and fails in another one, which that may have hidden",
     "slower": "nothing has failed, and it takes longer than the baseline",
     "faster": "nothing has failed, and it takes less time than the baseline",
     "confounded": "it ran elsewhere, or at another time, than the baseline: that may make the difference",
@@ -312,13 +313,18 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
     def names(rows: Sequence[Row]) -> str:
         return _names([_mitigation(row, base) for row in rows])
 
-    kinds: tuple[VerdictKind, ...] = ("fixes", "reduces", "exchanges", "worse")
+    kinds: tuple[VerdictKind, ...] = ("fixes", "reduces", "exchanges", "leaves", "worse")
     does: Mapping[VerdictKind, str] = {"fixes": "fixes it", "reduces": "makes it rarer", "worse": "makes it worse"}
     for kind in kinds:
         if not (found := best(kind)):
             continue
         first = found[0]
-        text = f"{_mitigation(first, base)} {does.get(kind, first.verdict.text)}: {_evidence(first, base)}"
+        evidence = _evidence(first, base) if kind != "exchanges" else _of_ways(first, base)
+        text = f"{_mitigation(first, base)} {does.get(kind, first.verdict.text)}: {evidence}"
+        if kind == "leaves":
+            text = f"{_mitigation(first, base)} fixes one way to fail: {_of_ways(first, base)}"
+        elif kind in ("fixes", "reduces") and any(way.hidden for way in first.by_signature):
+            text += f"; {_of_ways(first, base)}"
         # What a cure removes at least, and what may be left.
         bounds = [f"it removes at least {first.verdict.removes:.0%} of the failures"] if first.verdict.removes else []
         bounds += [f"its failure rate is {_bound(first)}"] if first.rate_below is not None else []
@@ -413,6 +419,18 @@ def _evidence(row: Row, base: CellStatistics) -> str:
     without = "without it" if added else f"with {','.join(base.mitigations)}"
     numbers = f"{cell.failures} of {cell.counted} failed, {base.failures} of {base.counted} {without}"
     return f"{numbers} (p {p.replace('<', '< ') if p.startswith('<') else f'= {p}'})"
+
+
+def _of_ways(row: Row, base: CellStatistics) -> str:
+    """``loss is nan in 0 of 20 (20 of 20 without it); SIGSEGV shows in 18 of 20 (it may have been hidden in ...)``."""
+    texts = []
+    for way in row.by_signature:
+        name, cell = way.signature.short, f"{way.failures} of {row.cell.counted}"
+        if way.hidden:
+            texts.append(f"{name} shows in {cell} (it may have been hidden in {way.hidden} of {base.counted})")
+        elif way.verdict.kind in ("fixes", "reduces", "worse"):
+            texts.append(f"{name} in {cell} ({way.base_failures} of {base.counted} without it)")
+    return "; ".join(texts)
 
 
 def _mitigation(row: Row, base: CellStatistics) -> str:

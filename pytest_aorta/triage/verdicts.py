@@ -74,6 +74,7 @@ VerdictKind = Literal[
     "reduces",
     "worse",
     "exchanges",
+    "leaves",
     "confounded",
     "slower",
     "faster",
@@ -128,7 +129,8 @@ class Verdict:
         more_starts: of ``undecided``: how many more processes of the cell, and of its baseline, the run may go on to.
         is_of_starts: whether it is the number of processes that leaves it open.
         removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 99 %.
-        of: of ``exchanges`` what for what, of ``confounded`` with what; ``on the speed``, where that is the question.
+        of: of ``exchanges`` what for what, of ``leaves`` what, of ``confounded`` with what; ``on the speed``, where
+            that is the question.
     """
 
     kind: VerdictKind
@@ -375,13 +377,22 @@ def _loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, c
 
 @dataclass(frozen=True)
 class SignatureVerdict:
-    """One way to fail, in a cell and in its baseline."""
+    """One way to fail, in a cell and in its baseline.
+
+    ``hidden``: in how many trials of the baseline another way to fail may have hidden it, where it is more frequent in
+    the cell, and that may be why; else 0.
+    """
 
     signature: Signature
     failures: int
     base_failures: int
     comparison: Comparison
     verdict: Verdict
+    hidden: int = 0
+
+    def is_any_of(self, *kinds: str) -> bool:
+        """Of verdicts; ``hidden`` for what another way to fail has hidden."""
+        return self.verdict.kind in kinds or (self.hidden > 0 and "hidden" in kinds)
 
 
 @dataclass(frozen=True)
@@ -549,16 +560,9 @@ class Triage:
             judged = self.compare(compared, baseline, number, sequential=sequential, ended=not running)
             ways = self._ways(compared, baseline, sequential, ended=not running)
             speeds = self.speeds(compared, baseline, number, sequential=sequential)
-            # One way to fail may have taken the place of another.
-            exchanges = {}
-            for key, each in ways.items():
-                gone = [way.signature.short for way in each if way.verdict.kind in ("fixes", "reduces")]
-                new = [way.signature.short for way in each if way.verdict.kind == "worse"]
-                if gone and new and not dependence(self.cells):
-                    exchanges[key] = Verdict("exchanges", of=f"{gone[0]} for {new[0]}")
             for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
-                if verdict.kind != "confounded":
-                    verdict = exchanges.get(key, verdict)
+                if verdict.kind != "confounded" and key in ways:
+                    verdict = self._of_ways(ways[key], verdict)
                 if verdict.kind in ("undecided", "no effect") and not (cells[key].failures or cells[baseline].failures):
                     if speed.kind in ("slower", "faster") or (self.settings.speed and speed.kind == "similar"):
                         verdict = Verdict(speed.kind)
@@ -605,6 +609,16 @@ class Triage:
         nodes = tuple(self.nodes()) if self.settings.by_node else ()
         table = Table(tuple(rows.values()), self.settings, warnings, found, nodes=nodes)
         return table.observed(self._observer_effects())
+
+    def _of_ways(self, ways: Sequence[SignatureVerdict], verdict: Verdict) -> Verdict:
+        """The verdict where one way to fail may have taken the place of another, or show because that is gone."""
+        gone, new, shown = (tuple(each.signature.short for each in ways if each.is_any_of(*kinds))
+                            for kinds in (("fixes", "reduces"), ("worse",), ("hidden",)))  # fmt: skip
+        if gone and new and not dependence(self.cells):
+            return Verdict("exchanges", of=f"{gone[0]} for {new[0]}")
+        if gone and shown and verdict.kind in ("undecided", "no effect", "no cure", "dropped"):
+            return Verdict("leaves", of=shown[0])
+        return verdict
 
     def _observer_effects(self) -> list[ObserverEffect]:
         """Of cells whose trials ran partly with collectors: their two parts, compared as cell and baseline are."""
@@ -753,8 +767,9 @@ class Triage:
         """For cells that have, together with their baseline, failed in several ways: the verdict on each way.
 
         Corrected for the number of cells and ways together. A trial that has failed in one way could not fail in
-        another one: a way that is more frequent is compared among the trials that could have reached it, so that a
-        fault is not worse for being no longer hidden by another.
+        another one: so a way that is more frequent is compared among the trials that could have reached it, as a fault
+        is not worse for being no longer hidden. If that makes no difference, the other way comes first. If it does, it
+        is a new one, which may hide others: a way that is rarer is compared among the trials that it has not ended.
         """
         base = self._cells[baseline].statistics
         theirs = base.signature_numbers
@@ -764,14 +779,21 @@ class Triage:
             cell = self._cells[key].statistics
             ours = cell.signature_numbers
             signatures = sorted({**theirs, **ours}, key=lambda each: -(ours.get(each, 0) + theirs.get(each, 0)))
+            could: dict[Signature, Counts] = {}
+            new = {each for each in signatures if ours.get(each, 0) * base.counted > theirs.get(each, 0) * cell.counted}
+            for signature in list(new):
+                one, other = ours.get(signature, 0), theirs.get(signature, 0)
+                counts = (one, cell.counted - cell.failures + one, other, base.counted - base.failures + other)
+                could[signature] = counts
+                if rates.difference_p(*counts) >= LEVEL:
+                    new.remove(signature)
+            by_new, base_by_new = (sum(numbers.get(each, 0) for each in new) for numbers in (ours, theirs))
             for signature in signatures[:_WAYS] if len(signatures) > 1 else ():
                 one, other = ours.get(signature, 0), theirs.get(signature, 0)
-                counts = (one, cell.counted, other, base.counted)
-                if one * base.counted > other * cell.counted:
-                    reached = cell.counted - cell.failures + one, base.counted - base.failures + other
-                    counts = (one, reached[0], other, reached[1]) if all(reached) else counts
+                rest = (one, cell.counted - by_new, other, base.counted - base_by_new)
+                counts = could.get(signature, rest)
                 watched = self._test(key, baseline, signature, ended=ended).comparison() if sequential else None
-                if watched is not None and counts[1] < cell.counted:
+                if watched is not None:
                     watched = replace(watched, p=max(watched.p, rates.difference_p(*counts)))
                 asked.append((key, signature))
                 starts = self._starts(key, baseline, len(compared), signature)
@@ -779,7 +801,9 @@ class Triage:
         found: dict[CellKey, list[SignatureVerdict]] = {}
         judged = judge(pairs, self.settings.margin, len(compared))
         for (key, signature), pair, (comparison, verdict) in zip(asked, pairs, judged, strict=True):
-            way = SignatureVerdict(signature, pair.counts[0], pair.counts[2], comparison, verdict)
+            cell, (one, _, other, reached) = self._cells[key].statistics, pair.counts
+            is_more = one * base.counted > other * cell.counted and verdict.kind != "worse"
+            way = SignatureVerdict(signature, one, other, comparison, verdict, is_more * (base.counted - reached))
             found.setdefault(key, []).append(way)
         return found
 

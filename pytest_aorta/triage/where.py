@@ -59,12 +59,16 @@ _MOST_NAMES = 4
 _PERMUTATIONS, _STEP, _CLEARLY_NOT = 1999, 200, 20
 
 Factor = Literal[
-    "host", "device", "slot", "job", "start", "hash seed", "rank", "order", "trial before", "trial before in its cell",
+    "host", "device", "slot", "job", "start", "hash seed", "seed", "first trial", "rank", "order",
+    "trial before", "trial before in its cell",
     "trial before at its place", "step times",
 ]  # fmt: skip
 
 #: Those that are a place, with what is to be suspected.
 PLACES: Mapping[Factor, str] = {"host": "the host", "device": "the device", "slot": "the slot", "job": "the job"}
+
+#: What a process draws at its start, first what says most.
+SEEDS: tuple[Factor, ...] = ("seed", "hash seed", "start")
 
 #: Those that are the trial before.
 RUNS: tuple[Factor, ...] = ("trial before in its cell", "trial before at its place", "trial before")
@@ -150,9 +154,9 @@ class Associations:
 
     @property
     def start(self) -> Association | None:
-        """That failures depend on what a process draws at its start; on its hash seed, where that decides them."""
-        held = [test for test in self.tests if test.is_significant and test.factor in ("hash seed", "start")]
-        return min(held, key=lambda test: test.factor == "start", default=None)
+        """That failures depend on what a process draws at its start; on a seed, where that decides them."""
+        held = [test for test in self.tests if test.is_significant and test.factor in SEEDS]
+        return min(held, key=lambda test: SEEDS.index(test.factor), default=None)
 
     @property
     def runs(self) -> Association | None:
@@ -164,14 +168,12 @@ class Associations:
     def warnings(self) -> tuple[str, ...]:
         """What holds, but for ``place`` and ``start``, which are conclusions; of several forms of runs the clearest.
 
-        Trials of one round have one hash seed: where it decides, that is why they fail together.
+        Trials of one round have the same seeds: where these decide, that is why they fail together.
         """
-        place, starts = self.place, ("start", "hash seed")
-        by_hash = self.start is not None and self.start.factor == "hash seed"
-        runs = None if by_hash else self.runs
-        kept = (test for test in self.found if test is not place and (test.factor not in RUNS or test is runs))
-        kept = (test for test in kept if test.factor not in starts)
-        return tuple(test.sentence for test in kept)
+        by_seed = self.start is not None and self.start.factor != "start"
+        explained = (*SEEDS, "order", *RUNS) if by_seed else SEEDS
+        kept = (test for test in self.found if test is not self.place and test.factor not in explained)
+        return tuple(test.sentence for test in kept if test.factor not in RUNS or test is self.runs)
 
 
 #: Of a table that nothing was asked of.
@@ -191,7 +193,7 @@ def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associ
     has the tests.
     """
     trials = _in_order(cells)
-    places = _places(trials, differ)
+    places = [*_places(trials, differ), *_first_trials(trials)]
     tests = [
         *places,
         *_ranks(trials),
@@ -215,7 +217,7 @@ def dependence(cells: Sequence[CellTrials]) -> Association | None:
     of all tables, and this test misses none of these; at 1 % it would miss one in fifteen.
     """
     trials = _in_order(cells)
-    found = next(_in_time(trials, _places(trials), RUNS[:1]), None)
+    found = next(_in_time(trials, [*_places(trials), *_first_trials(trials)], RUNS[:1]), None)
     if found is None or found.p >= _SUSPICION or rounds_of([_counted(cell) for cell in cells]).explain_runs:
         return None
     return found
@@ -249,6 +251,8 @@ def _values(factor: Factor, facts: TrialFacts) -> tuple[Any, ...]:
             return () if facts.start is None else (facts.start,)
         case "hash seed":
             return () if facts.hash_seed is None else (facts.hash_seed,)
+        case "seed":
+            return () if facts.run_seed is None else (facts.index,)
     return () if place.job is None else (place.job,)
 
 
@@ -256,6 +260,7 @@ def _places(trials: Sequence[TrialFacts], differ: bool = False) -> list[Associat
     return [
         *filter(None, (_place(factor, trials, differ) for factor in PLACES)),
         *_starts(trials),
+        *_seeds(trials),
         *_hash_seeds(trials),
     ]
 
@@ -283,22 +288,15 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
         wider = () if factor == "host" else (facts.place.host, facts.place.devices if factor == "slot" else ())
         strata.setdefault((facts.key, wider, start), []).append((facts, values))
     known = several_places
-    tables: dict[Any, list[Counts]] = {}
     all_trials, all_failed = Counter[Any](), Counter[Any]()
     expected: dict[Any, float] = {}
     for stratum in strata.values():
-        failures = sum(facts.is_failure for facts, _ in stratum)
-        here = Counter(chain.from_iterable(values for _, values in stratum))
-        failed = Counter(chain.from_iterable(values for facts, values in stratum if facts.is_failure))
-        all_trials += here
-        all_failed += failed
-        for value, number in here.items():
-            expected[value] = expected.get(value, 0.0) + number * failures / len(stratum)
-            if number < len(stratum):
-                counts = (failed[value], number, failures - failed[value], len(stratum) - number)
-                tables.setdefault(value, []).append(counts)
-    if not tables:
-        return None
+        rate = sum(facts.is_failure for facts, _ in stratum) / len(stratum)
+        for facts, values in stratum:
+            all_trials.update(values)
+            all_failed.update(values if facts.is_failure else ())
+            for value in values:
+                expected[value] = expected.get(value, 0.0) + rate
     several = len({facts.place.host for facts, _ in known}) > 1
 
     def name_of(value: Any) -> str:
@@ -311,14 +309,19 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
         parts = {value: value if isinstance(value, tuple) else (value,) for value in values}
         return sorted(parts, key=lambda value: [(isinstance(it, str), str(it).zfill(12)) for it in parts[value]])
 
-    alike: dict[Hashable, list[Any]] = {}  # values that no trial tells apart, such as both devices of a pair
-    for value in tables:
-        members = frozenset(index for index, (_, values) in enumerate(known) if value in values)
-        alike.setdefault(members, []).append(value)
-    found = [(stratified_tails(tables[values[0]])[1], values) for values in alike.values()]
-    least = min(p for p, _ in found)
-    level = ASSOCIATION_LEVEL / len(found) / (len(PLACES) + 1)
-    held = set(chain(*(values for p, values in found if p == least or p < level)))
+    # Each place beside all others that have not been named yet, so that a bad one does not hide a second one.
+    held, number, least = set[Any](), 0, 1.0
+    while found := _gathering(strata.values(), held):
+        p, worst = min(found, key=lambda each: each[0])
+        if not number:
+            number, least = len(found), p
+        elif p >= ASSOCIATION_LEVEL / number / (len(PLACES) + 1):
+            break
+        held.update(worst)
+        if least >= ASSOCIATION_LEVEL / number / (len(PLACES) + 1):
+            break
+    if not number:
+        return None
     there = [facts for facts, values in known if held.intersection(values)]
     names = first_names([name_of(value) for value in in_order(held)], 4)
     test = Association(
@@ -328,7 +331,7 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
         len(there),
         sum(facts.is_failure for facts, _ in known),
         len(known),
-        min(1.0, len(found) * least),
+        min(1.0, number * least),
         shares=tuple(
             Share(name_of(value), all_failed[value], all_trials[value], expected[value])
             for value in in_order(all_trials)
@@ -340,13 +343,35 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
         numbers = f"{test.failures} of {test.trials} trials, {rest} ({_p(test.p)})"
         return replace(test, sentence=f"more failures {where} than elsewhere: {numbers}")
     suspect = PLACES[factor] + ("s" if len(held) > 1 else "")
-    # The failures elsewhere have another cause.
-    suspect += " as well" if differ or _MOST * test.failures < test.all_failures else ", not the variables"
+    is_all = _MOST * test.failures >= test.all_failures
+    suspect += " as well" if differ else ", not the variables" if is_all else "; the others have another cause"
     text = f"{test.failures} of {test.all_failures} failures {where}: suspect {suspect}"
     return replace(test, sentence=f"{text} ({test.value} ran {test.trials} of {test.all_trials} trials; {_p(test.p)})")
 
 
-# Starts, and the hash seed.
+def _gathering(
+    strata: Iterable[Sequence[tuple[TrialFacts, tuple[Any, ...]]]], without: Collection[Any]
+) -> list[tuple[float, list[Any]]]:
+    """The one-sided p value of each value, or of several that no trial tells apart, such as both devices of a pair."""
+    tables: dict[Any, list[Counts]] = {}
+    members: dict[Any, set[int]] = {}
+    for stratum in strata:
+        left = [(facts, values) for facts, values in stratum if not set(values).intersection(without)]
+        failures = sum(facts.is_failure for facts, _ in left)
+        here = Counter(chain.from_iterable(values for _, values in left))
+        failed = Counter(chain.from_iterable(values for facts, values in left if facts.is_failure))
+        for value, number in here.items():
+            members.setdefault(value, set()).update(id(facts) for facts, values in left if value in values)
+            if number < len(left):
+                counts = (failed[value], number, failures - failed[value], len(left) - number)
+                tables.setdefault(value, []).append(counts)
+    alike: dict[frozenset[int], list[Any]] = {}
+    for value in tables:
+        alike.setdefault(frozenset(members[value]), []).append(value)
+    return [(stratified_tails(tables[values[0]])[1], values) for values in alike.values()]
+
+
+# Starts, and seeds.
 
 
 def _starts(trials: Sequence[TrialFacts]) -> Iterator[Association]:
@@ -426,16 +451,51 @@ def _hash_seeds(trials: Sequence[TrialFacts]) -> Iterator[Association]:
         if facts.hash_seed is not None and not facts.in_one_process:
             unit = ("of its own", number) if facts.start is None else facts.start
             units.setdefault(facts.key, {}).setdefault(unit, []).append(facts)
+    found = _decided(units, lambda facts: facts.hash_seed)
+    if found is None:
+        return
+    outcome, p, *total = found
+    sides = [
+        _listed(first_names([str(seed) for seed, end in sorted(outcome.items()) if end is side], _MOST_NAMES))
+        for side in (True, False)
+    ]
+    text = f"PYTHONHASHSEED decides it: fails with {sides[0]}, passes with {sides[1]} ({_p(p)})"
+    yield Association("hash seed", "", total[0], total[1], total[0], total[1], p, sentence=text)
+
+
+def _seeds(trials: Sequence[TrialFacts]) -> Iterator[Association]:
+    """The same of ``--aorta-seed``, with which trials of one index have all seeds in common."""
+    units: dict[CellKey, dict[Hashable, list[TrialFacts]]] = {}
+    for number, facts in enumerate(trials):
+        if facts.run_seed is not None:
+            units.setdefault(facts.key, {})[number] = [facts]
+    found = _decided(units, lambda facts: facts.index)
+    if found is None:
+        return
+    outcome, p, *total = found
+    bad = sorted(seed for seed, end in outcome.items() if end)
+    again = next((facts.file for facts in trials if facts.is_failure and facts.index == bad[0]), "") if bad else ""
+    names = _listed(first_names([str(index) for index in bad], _MOST_NAMES))
+    text = f"the seed decides it: {len(bad)} of {len(outcome)} trials fail, the same ones in each cell that fails: "
+    text += f"{names} ({_p(p)}); --aorta-replay {again} runs one of them again"
+    yield Association("seed", "", total[0], total[1], total[0], total[1], p, sentence=text)
+
+
+def _decided(
+    units: Mapping[CellKey, Mapping[Hashable, list[TrialFacts]]], seed_of: Callable[[TrialFacts], int | None]
+) -> tuple[dict[int, bool], float, int, int] | None:
+    """Which seeds fail, p, failures and trials; ``None`` where no seed comes back in a cell with both ends."""
     outcome: dict[int, bool] = {}
     seeds, p, is_decided, asked = Counter[int](), 1.0, True, 0
     failures = number_of_trials = 0
     for cell in units.values():
         ends: list[tuple[int, bool]] = []
         for those in cell.values():
-            if those[0].run_seed is not None and len({facts.index for facts in those}) == 1:
+            by_index = seed_of(those[0]) == those[0].index
+            if those[0].run_seed is not None and len({facts.index for facts in those}) == 1 and not by_index:
                 continue
             is_decided &= len({facts.is_failure for facts in those}) == 1
-            ends += [(seed, those[0].is_failure) for facts in those[:1] if (seed := facts.hash_seed) is not None]
+            ends += [(seed, those[0].is_failure) for facts in those[:1] if (seed := seed_of(facts)) is not None]
             failures += sum(facts.is_failure for facts in those)
             number_of_trials += len(those)
         failed = sum(end for _, end in ends)
@@ -454,15 +514,8 @@ def _hash_seeds(trials: Sequence[TrialFacts]) -> Iterator[Association]:
         if is_decided:
             p *= _ways_to_agree(free.values(), failed - fixed) / comb(len(ends), failed)
     if not asked or max(seeds.values()) < 2:
-        return
-    p = p if is_decided else 1.0
-    sides = [
-        _listed(first_names([str(seed) for seed, end in sorted(outcome.items()) if end is side], _MOST_NAMES))
-        for side in (True, False)
-    ]
-    text = f"PYTHONHASHSEED decides it: fails with {sides[0]}, passes with {sides[1]} ({_p(p)})"
-    total = (failures, number_of_trials) * 2
-    yield Association("hash seed", "", *total, min(1.0, p), sentence=text)
+        return None
+    return outcome, min(1.0, p) if is_decided else 1.0, failures, number_of_trials
 
 
 def _ways_to_agree(sizes: Iterable[int], failed: int) -> int:
@@ -472,6 +525,38 @@ def _ways_to_agree(sizes: Iterable[int], failed: int) -> int:
         for total in range(failed, size - 1, -1):
             ways[total] += ways[total - size]
     return ways[failed] if failed >= 0 else 0
+
+
+# First trials.
+
+
+def _firsts(trials: Sequence[TrialFacts]) -> list[TrialFacts]:
+    """The first trial of each cell: it may compile, download or warm up what the others find."""
+    return list({facts.key: facts for facts in reversed(trials)}.values())
+
+
+def _first_trials(trials: Sequence[TrialFacts]) -> Iterator[Association]:
+    first = _firsts(trials)
+    failures, number = (
+        Counter(facts.key for facts in trials if facts.is_failure),
+        Counter(facts.key for facts in trials),
+    )
+    tables = [
+        (facts.is_failure, 1, failures[facts.key] - facts.is_failure, number[facts.key] - 1)
+        for facts in first
+        if number[facts.key] > 1
+    ]
+    if len(tables) > 1:
+        failed, count, rest, others = map(sum, zip(*tables, strict=True))
+        p = stratified_tails(tables)[1]
+        text = (
+            f"the first trial of a cell fails more often than later ones: {failed} of {count}, {rest} of {others} "
+            f"({_p(p)}); look at what only it does, such as to compile or to download"
+        )
+        yield Association(
+            "first trial", "", failed, count, failed + rest, count + others, p,
+            shares=(Share("first", failed, count), Share("later", rest, others)), sentence=text,
+        )  # fmt: skip
 
 
 # Ranks.
@@ -517,8 +602,10 @@ def _in_time(
 
     failed = np.array([facts.is_failure for facts in trials], dtype=float)
     unequal: list[Factor] = [test.factor for test in places if test.p < _SUSPICION]
+    first = {id(facts) for facts in _firsts(trials)} if "first trial" in unequal else set[int]()
     strata = _numbered(
-        (facts.key, *(_values(factor, facts) for factor in dict.fromkeys(("start", *unequal)))) for facts in trials
+        (facts.key, id(facts) in first, *(_values(factor, facts) for factor in dict.fromkeys(("start", *unequal))))
+        for facts in trials
     )
     before = {factor: pairs for factor, pairs in _chains(trials).items() if factor in factors}
     asked: list[_Statistic] = [_trend] if "order" in factors else []

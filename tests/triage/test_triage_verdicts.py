@@ -251,6 +251,31 @@ def test_two_bugs_are_judged_one_by_one() -> None:
     assert (by_type["signal"].failures, by_type["signal"].base_failures) == (3, 2)
 
 
+def test_a_fault_that_another_one_has_hidden_is_no_exchange() -> None:
+    crash = {"C": CRASH}
+    base = trials("none", "F" * 20, signatures=crash)
+    hidden = trials("a", "C" * 18 + "..", signatures=crash)
+    table = triage_of([*base, *hidden])
+    assert table.row(hidden[0].key).verdict.text == "leaves SIGSEGV"
+    assert conclusions(table) == [
+        "a fixes one way to fail: loss is nan in 0 of 20 (20 of 20 without it); "
+        "SIGSEGV shows in 18 of 20 (it may have been hidden in 20 of 20)."
+    ]
+    fewer = conclusions(triage_of([*base, *trials("a", "C" * 4 + "." * 16, signatures=crash)]))
+    assert "; SIGSEGV shows in 4 of 20 (it may have been hidden in 20 of 20)" in fewer[0]
+
+
+def test_a_fault_is_not_rarer_for_time_outs_that_end_trials_first() -> None:
+    base = trials("none", "FFFFFFFF" + "." * 12)
+    cell = trials("a", "TTTTTTTTTTTT" + "FFF" + "." * 5)
+    row = triage_of([*base, *cell]).row(cell[0].key)
+    assert {way.signature.short: way.verdict.kind for way in row.by_signature} == {
+        "timeout": "worse",
+        "loss is nan": "undecided",
+    }
+    assert row.verdict.kind != "exchanges"
+
+
 def test_while_trials_run_only_pairs_that_are_over_count() -> None:
     triage = Triage()
     base, cell = trials("none", "F" * 30), trials("a", "." * 30)

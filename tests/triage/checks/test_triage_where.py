@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -99,9 +99,45 @@ def test_a_bad_device_is_named_and_its_slot_is_not_suspected_as_well() -> None:
         f"(GPU 0 ran 20 of 40 trials; p < 0.0001)",
     ]
     assert [(share.name, share.trials) for share in found.place.shares] == [("GPU 0", 20), ("GPU 1", 20)]
-    assert {test.factor for test in found.tests} == {"device", "order", "trial before", "trial before in its cell"} | {
-        "trial before at its place"
+    assert {test.factor for test in found.tests} == {
+        *("device", "first trial", "order"),
+        *("trial before", "trial before in its cell", "trial before at its place"),
     }
+
+
+def test_two_bad_hosts_of_eight_are_both_named() -> None:
+    at = places(*(Place(f"node{number}") for number in range(8)))
+    found = associations(run(3, 24, at, fails(lambda trial: trial.place.host in ("node1", "node2"))))
+    assert said(found)[0].startswith("18 of 18 failures on node1 and node2: suspect the hosts, not the variables (")
+
+
+def test_the_first_trial_of_each_cell_is_a_place_of_its_own() -> None:
+    found = associations(run(4, 20, fails(lambda trial: trial.index in (0, 5 + 3 * trial.cell))))
+    assert said(found) == [
+        "the first trial of a cell fails more often than later ones: 4 of 4, 4 of 76 (p = 0.0001); look at what only "
+        "it does, such as to compile or to download"
+    ]
+    assert dependence(run(4, 20, fails(lambda trial: trial.index in (0, 5 + 3 * trial.cell)))) is None
+
+
+def test_seeds_that_decide_are_named_with_a_trial_to_run_again() -> None:
+    def seeded(fate: Callable[[Trial], bool]) -> list[CellTrials]:
+        found = run(3, 20, fails(fate))
+        for cell in found:
+            for number, facts in list(cell.trials.items()):
+                assert facts is not None
+                cell.trials[number] = replace(facts, run_seed=7)
+        return found
+
+    made = associations(seeded(lambda trial: trial.index % 3 == 0 and trial.cell < 2))
+    assert made.start is not None
+    assert made.start.sentence == (
+        "the seed decides it: 7 of 20 trials fail, the same ones in each cell that fails: 0, 3, 6, 9 and 3 more "
+        "(p < 0.0001); --aorta-replay 0/trial_0.json runs one of them again"
+    )
+    assert made.warnings == ()
+    chance = random.Random(1)
+    assert associations(seeded(lambda trial: chance.random() < 0.4)).start is None
 
 
 def nodes(hosts: Sequence[int], devices: int) -> list[Place]:
@@ -148,7 +184,7 @@ def test_where_other_things_matter_too_the_place_is_suspected_as_well() -> None:
     assert "suspect the device as well (" in said(associations(run(2, 20, places(*GPUS), failing), differ=True))[0]
     at = places(*(Place(f"node{number}") for number in range(16)))
     found = associations(run(2, 160, at, fails(lambda trial: trial.place.host == "node7" or trial.index % 9 == 0)))
-    assert "failures on node7: suspect the host as well (" in said(found)[0]
+    assert "failures on node7: suspect the host; the others have another cause (" in said(found)[0]
 
 
 def test_places_that_are_those_of_one_cell_each_say_nothing() -> None:
