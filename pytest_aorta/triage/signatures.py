@@ -51,14 +51,25 @@ _SAID = [
         # of UCX's and Open MPI's: host, process, thread
         (r"^\[(?![^:]*\.(?:cc?|cpp|cuh?|h|hpp|py):)[\w.-]+(?::\d+)+\] +", ""),
         (r"(?<= with status=)(\d+) opcode=\d+ len=\d+ vendor err (\d+).*", r"\1 vendor err \2"),
-        (r"^\[PG [^\]]*\] (?:Process group |NCCL )?watchdog thread terminated with exception: ", ""),
+        (r"^\[PG [^\]]*\] ", ""),
         (r"^\[rank \d+\]:? ", ""),
-        (r"^NCCL error in: [^,]+, ", "NCCL: "),
+        (r"^(?:Process group |NCCL )?watchdog thread terminated with exception: ", ""),
+        (r"^NCCL error(?: in: [^,]+,|(?: \d+)?:) ", "NCCL: "),
+        (r" - please report this issue to the NCCL developers", ""),
         (r"\bXid \(PCI:[^)]*\): (\d+)(?:, (?:pid=|name=|Ch )[^,]*)*", r"Xid \1"),
         (r" \(run with NCCL_DEBUG=\w+ for details\)|, NCCL version [\w.+-]+", ""),
         # the kernel does not always know the reason, and not always the same
         (r"(?<=memory access fault by gpu) node-\d+ .*", ""),
         (r"(?<=out of memory: killed process )\d+ (\([^)]*\)).*", r"\1"),
+        # the name of a status says what has failed; what stands around it depends on who says it, and on the version
+        (r"^.*?(?<![A-Za-z])((?-i:[A-Z]+_STATUS_[A-Z_]+[A-Z])).*", r"\1"),
+        (r"(?<=resource_exhausted: )(?:out of memory|failed to allocate).*", "out of memory"),
+        # where glibc meets a damaged heap is chance
+        (
+            r"^(?:(?:free|[mc]alloc|realloc|munmap_chunk|malloc_consolidate)\(\): |double free or corruption|corrupted "
+            r"(?:size vs|double-linked)).*",
+            "heap corruption",
+        ),
         # what there was beside it depends on the version, and on what else runs
         (r"(?<=out of memory\. tried to allocate )[\d.]+ \w+.*", "#"),
         (r"^\*\*\* (?:Error in [`'][^`']*'|glibc detected \*\*\* [^:]+): (.*?)(?:: 0x[0-9a-f]+)? \*\*\*.*", r"\1"),
@@ -131,14 +142,17 @@ _REPLACED = [
 def words_of(message: str, host: str = "") -> str:
     """One line of a message that is the same for every trial that fails for this reason.
 
-    It is the first line with anything on it; of a message that contains a traceback, as that of an exception in a
-    worker of a ``DataLoader``, the last. Numbers, addresses, ids in hexadecimal digits and names of temporary files
-    become ``#``, and so do lists of them, whatever their length; paths become ``<path>``. Digits that belong to a name
-    stay: ``float16``, and so do codes of errors: ``Xid 79``. Names of hosts are numbers, too: that of ``host``, those
-    that differ from it in digits, and those at places where libraries write them. At most ``LONGEST`` characters.
+    It is the first line with anything on it, with the next one where that says what was ``raised:``; of a message
+    that contains a traceback, as that of an exception in a worker of a ``DataLoader``, the last. Numbers,
+    addresses, ids in hexadecimal digits and names of temporary files become ``#``, and so do lists of them,
+    whatever their length; paths become ``<path>``. Digits that belong to a name stay: ``float16``, and so do codes
+    of errors: ``Xid 79``. Names of hosts are numbers, too: that of ``host``, those that differ from it in digits,
+    and those at places where libraries write them. At most ``LONGEST`` characters.
     """
     lines = [line for line in message.splitlines() if line.strip()]
     line = lines[0] if lines else ""
+    if line.rstrip().endswith(" raised:") and len(lines) > 1:
+        line = f"{line.strip()} {lines[1].strip()}"
     if any(each.endswith("Traceback (most recent call last):") for each in lines):
         line = lines[-1]
     elif last_error := _LAST_ERROR.search(message):

@@ -73,6 +73,57 @@ CASES = {
     "n/a and/or tokens/s": "n/a and/or tokens/s",
     "c10::Error in at::native::mm": "c10::Error in at::native::mm",
     "HSA_STATUS_ERROR_OUT_OF_RESOURCES": "HSA_STATUS_ERROR_OUT_OF_RESOURCES",
+    # one failure that libraries, and their versions, say in several ways
+    **dict.fromkeys(
+        (
+            "free(): invalid pointer",
+            "double free or corruption (!prev)",
+            "malloc(): corrupted top size",
+            "corrupted size vs. prev_size",
+            "*** Error in `python': free(): invalid next size (fast): 0x01 ***",
+        ),
+        "heap corruption",
+    ),
+    **dict.fromkeys(
+        (
+            "NCCL error in: b.cpp:12, internal error - please report this issue to the NCCL developers",
+            "NCCL Error 3: internal error",
+            "[Rank 3] NCCL watchdog thread terminated with exception: NCCL error: internal error, NCCL version 2.19",
+            "[PG 0 (default_pg) Rank 3] Watchdog thread terminated with exception: NCCL error: internal error",
+        ),
+        "NCCL: internal error",
+    ),
+    **dict.fromkeys(
+        (
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
+            "RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.",
+            "RESOURCE_EXHAUSTED: Failed to allocate request for 16.00GiB (17179869184B) on device ordinal 0",
+        ),
+        "RESOURCE_EXHAUSTED: out of memory",
+    ),
+    **dict.fromkeys(
+        (
+            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k)`",
+            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`",
+            "cublas error: CUBLAS_STATUS_EXECUTION_FAILED",
+        ),
+        "CUBLAS_STATUS_EXECUTION_FAILED",
+    ),
+    **dict.fromkeys(
+        (
+            ":0:rocdevice.cpp :2786: 123 us: [pid:4 tid:0x7f] Callback: Queue 0x7f aborting with error : "
+            "HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION: The agent attempted to access memory. code: 0x29",
+            "Queue error - HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
+        ),
+        "HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
+    ),
+    # several failures behind one opening
+    "backend='inductor' raised:\nAssertionError: -1 not in sizes\n\nSet TORCH_LOGS": (
+        "backend='inductor' raised: AssertionError: # not in sizes"
+    ),
+    "backend='inductor' raised:\nCppCompileError: C++ compile error": (
+        "backend='inductor' raised: CppCompileError: C++ compile error"
+    ),
     # which line
     "": "",
     "\n\n  Not equal to tolerance rtol=1e-07, atol=0\n\nx": "Not equal to tolerance rtol=#, atol=#",

@@ -88,7 +88,7 @@ def hang(kind: str, message: str) -> Signature:
             for said, message in {
                 "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error 7": "CUDA error 7",
                 "terminate called without an active exception": "terminate called without an active exception",
-                "double free or corruption (out)": "double free or corruption (out)",
+                "double free or corruption (out)": "heap corruption",
                 "*** stack smashing detected ***: terminated": "*** stack smashing detected ***",
                 "a.out: x.c:12: main: Assertion `n > 0' failed.": "Assertion `n > #' failed",
                 "Memory access fault by GPU node-1 (Agent handle: 0x55) on address 0x7f. Reason: Unknown.": (
