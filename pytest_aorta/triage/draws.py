@@ -211,12 +211,10 @@ class StartComparison:
         shared = [start for start in (*self.cell, *self.base) if start.is_shared]
         return any(start.failures for start in shared) and all(start.share in (0, 1) for start in shared)
 
-    def guess(self, margin: Margin, comparisons: int, sequential: bool) -> int | None:
+    def guess(self, margin: Margin, comparisons: int) -> int | None:
         """About how many more processes of each cell would probably decide; ``rates.more_trials`` of starts."""
         ours, theirs = (sum(start.share > 0.5 for start in side) for side in (self.cell, self.base))
-        points = margin.of((theirs + 0.5) / (len(self.base) + 1))
-        counts = (ours, len(self.cell), theirs, len(self.base))
-        more = more_trials(*counts, margin=points, comparisons=comparisons, sequential=sequential)
+        more = more_trials(ours, len(self.cell), theirs, len(self.base), margin, comparisons)
         return None if more is None or more > _MOST_STARTS else more
 
     def reason(self, more: int | None, *, is_guess: bool = False) -> str:

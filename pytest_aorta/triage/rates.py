@@ -11,9 +11,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, comb, inf, log, sqrt
+from math import comb, exp, inf, lgamma, log, pi, sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
+
+from pytest_aorta.triage import MARGIN, Margin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,8 +35,15 @@ _ALPHA, _POWER_OF_CURES, _POWER = 0.05, 0.9, 0.8
 #: Of intervals of a ratio: what is said of it comes on top of what is said of the difference.
 RATIO_LEVEL = 0.99
 
-#: More trials than these are no useful guess; and are not looked for.
-MOST_MORE, _LOOKED_FOR = 500, 10_000
+#: More trials than these are no useful guess.
+MOST_MORE = 500
+
+#: Numbers of more trials that are said, and draws of what may come of them.
+_STEPS = (2, 4, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120, 150, 200, 250, 300, 400, MOST_MORE)
+_DRAWS = 1000
+
+#: Odds, before any trial, that both rates are equal.
+_EQUAL = 0.5
 
 _NORMAL = NormalDist()
 
@@ -315,60 +324,69 @@ def more_trials(
     trials: int,
     base_failures: int,
     base_trials: int,
-    margin: float,
+    margin: Margin = MARGIN,
     comparisons: int = 1,
-    sequential: bool = False,
 ) -> int | None:
-    """About how many more trials of this cell, and of its baseline, until a decision; at least 1.
+    """About how many more trials of this cell, and of its baseline, decide with a chance of 80 %.
 
-    A guess to plan with: it takes the rates as they were observed (half a failure added to both outcomes, so that none
-    is exactly 0 or 1), and asks for the number of trials that would then decide with probability 80 %. Where they
-    differ by more than the margin, the decision is "there is a difference", at 95 % shared by all ``comparisons``; else
-    it is "the difference lies within the margin", which takes about twice as many trials where the decision is
-    ``sequential``. None without a trial on either side, and when it would be more than 10,000.
+    ``None`` where even 500 do not: then nothing is said, as observed rates are no promise. What is still possible is
+    drawn (the predictive distribution): with the weight that the trials give it, both rates are equal, else each has a
+    distribution of its own (Jeffreys's prior; both have the weight one half before). Further trials are drawn from
+    that, and judged as by tests that hold at any time, as they are a second look: their limits are about
+    sqrt(2 log(2 / level) + log(trials)) standard errors wide. ``comparisons`` share the level.
     """
+    import numpy as np
+
     if trials == 0 or base_trials == 0:
         return None
-    rate, base_rate = (failures + 0.5) / (trials + 1), (base_failures + 0.5) / (base_trials + 1)
-    if abs(rate - base_rate) > margin:
-        needed = _to_tell_apart(rate, base_rate, _ALPHA / comparisons)
-    else:
-        needed = _to_show_equivalence(rate, base_rate, margin, sequential)
-    more = max(1, needed - min(trials, base_trials))
-    return more if more <= _LOOKED_FOR else None
+    sides = (failures, trials), (base_failures, base_trials)
+    both = failures + base_failures, trials + base_trials
+    shared = _log_chance(*both) - sum(_log_chance(*side) for side in sides)
+    weight = 1 / (1 + exp(min(500.0, -shared)) / _EQUAL)
+    generator = np.random.default_rng([*sides[0], *sides[1]])
+    equal = generator.random(_DRAWS) < weight
+    of_both = generator.beta(both[0] + 0.5, both[1] - both[0] + 0.5, _DRAWS)
+    rates = [
+        np.where(equal, of_both, generator.beta(failed + 0.5, number - failed + 0.5, _DRAWS))
+        for failed, number in sides
+    ]
+    for more in _STEPS:
+        cell, base = (
+            (failed + generator.binomial(more, rate) + 0.5, number + more + 1.0)
+            for (failed, number), rate in zip(sides, rates, strict=True)
+        )
+        if _are_decided(*cell, *base, margin, comparisons).mean() >= _POWER:
+            return more
+    return None
 
 
-def _to_tell_apart(rate: float, base_rate: float, alpha: float) -> int:
-    """Trials per side of a two-sided test of two rates.
-
-    Fleiss, Levin & Paik 2003, "Statistical Methods for Rates and Proportions", section 4.2. The continuity correction
-    brings it close to what exact tests need.
-    """
-    difference, mean = abs(rate - base_rate), (rate + base_rate) / 2
-    root = _NORMAL.inv_cdf(1 - alpha / 2) * sqrt(2 * mean * (1 - mean))
-    root += _NORMAL.inv_cdf(_POWER) * sqrt(rate * (1 - rate) + base_rate * (1 - base_rate))
-    uncorrected = (root / difference) ** 2
-    return ceil(uncorrected / 4 * (1 + sqrt(1 + 4 / (uncorrected * difference))) ** 2)
+def _log_chance(failures: int, trials: int) -> float:
+    """Of a series of trials, if any rate is possible (Jeffreys's prior)."""
+    return lgamma(failures + 0.5) + lgamma(trials - failures + 0.5) - lgamma(trials + 1.0) - log(pi)
 
 
-def _to_show_equivalence(rate: float, base_rate: float, margin: float, sequential: bool) -> int:
-    """Trials per side until the interval of the difference lies within the margin, by the normal approximation.
+def _are_decided(
+    failures: Numbers, trials: float, base_failures: Numbers, base_trials: float, margin: Margin, comparisons: int
+) -> Numbers:
+    """Whether there is a verdict, about: a difference, none within the margin, or that it is no cure."""
+    import numpy as np
 
-    A sequential interval is about sqrt(2 log(2 / 0.05) + log(trials)) standard errors wide on either side: a bet
-    on what is still to be learned loses about half of log(trials), and the rest is what refutes.
-    """
-    if margin <= 0:
-        return 2 * _LOOKED_FOR
-    difference = abs(rate - base_rate)
-    spread = sqrt(rate * (1 - rate) + base_rate * (1 - base_rate))
-    z = _NORMAL.inv_cdf(1 - _ALPHA / 2)
+    rate, base = failures / trials, base_failures / base_trials
+    fewer, difference = min(trials, base_trials), rate - base
 
-    def is_shown(trials: int) -> bool:
-        error = spread / sqrt(trials)
-        width = sqrt(2 * log(2 / _ALPHA) + log(trials)) if sequential else z
-        inside = _NORMAL.cdf((margin - difference) / error - width)
-        return inside + _NORMAL.cdf((margin + difference) / error - width) - 1 >= _POWER
+    def width(alpha: float) -> float:
+        return sqrt(2 * log(2 / alpha) + log(fewer))
 
-    # With fewer, not even two rates of zero have an interval within the margin: Wilson's upper end is z^2 / (n + z^2).
-    fewest = ceil(z**2 * (1 - margin) / margin)
-    return fewest + bisect_left(range(fewest, fewest + 3 * _LOOKED_FOR), True, key=is_shown)
+    mean = (failures + base_failures) / (trials + base_trials)
+    pooled = np.sqrt(mean * (1 - mean) * (1 / trials + 1 / base_trials))
+    error = width(_ALPHA) * np.sqrt(rate * (1 - rate) / trials + base * (1 - base) / base_trials)
+    of_log = width(1 - RATIO_LEVEL) * np.sqrt((1 - rate) / failures + (1 - base) / base_failures)
+    ratio = np.log(rate / base)
+    low, high = np.exp(ratio - of_log), np.exp(ratio + of_log)
+    points, share = margin.points, margin.share
+    is_within = np.abs(difference) + error <= points if points < 1 else np.ones(len(rate), dtype=bool)
+    if share < 1:
+        is_within &= (low >= 1 - share) & (high <= 1 + share)
+    is_different = np.abs(difference) > width(_ALPHA / comparisons) * pooled
+    found: Numbers = is_different | is_within | ((low > 0.5) & (difference <= 0))
+    return found

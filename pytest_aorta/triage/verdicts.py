@@ -304,16 +304,9 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
         return Verdict(kind)
     if pair.starts is not None and (pair.starts.are_alike or pair.trials_p * family < LEVEL):
         return _undecided_starts(pair.starts, margin, family, sequential)
-    points = margin.of((base_failures + 0.5) / (base_trials + 1))
     # The guess is for trials of one place.
     several = pair.strata != (pair.counts,)
-    more = (
-        None if several else rates.more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
-    )
-    if more is not None and more > rates.MOST_MORE:
-        is_quiet = not failures and not base_failures
-        return Verdict(kind, "" if is_quiet else f"more than {rates.MOST_MORE} more trials would be needed")
-    return Verdict(kind, more_trials=more)
+    return Verdict(kind, more_trials=None if several else rates.more_trials(*pair.counts, margin, family))
 
 
 def _undecided_starts(starts: StartComparison, margin: Margin, family: int, sequential: bool) -> Verdict:
@@ -325,7 +318,7 @@ def _undecided_starts(starts: StartComparison, margin: Margin, family: int, sequ
     needed = more_starts(starts.cell, starts.base, family)
     if needed:
         return Verdict("undecided", starts.reason(needed), more_starts=needed, is_of_starts=True)
-    guess = starts.guess(margin, family, sequential)
+    guess = starts.guess(margin, family)
     more = guess if sequential else None
     return Verdict("undecided", starts.reason(guess, is_guess=True), more_starts=more, is_of_starts=True)
 
@@ -803,6 +796,7 @@ class Triage:
         for (key, signature), pair, (comparison, verdict) in zip(asked, pairs, judged, strict=True):
             cell, (one, _, other, reached) = self._cells[key].statistics, pair.counts
             is_more = one * base.counted > other * cell.counted and verdict.kind != "worse"
+            is_more &= rates.difference_p(one, cell.counted, other, base.counted) < LEVEL
             way = SignatureVerdict(signature, one, other, comparison, verdict, is_more * (base.counted - reached))
             found.setdefault(key, []).append(way)
         return found

@@ -180,8 +180,8 @@ def test_a_baseline_that_ran_sooner_is_compared_where_both_ran() -> None:
     assert kinds(cured, later)["local-a"] == "fixes"
 
 
-def test_one_failure_in_eight_against_none_needs_more_trials() -> None:
-    verdict = rows(trials("none", "F......."), trials("tf32_off", "." * 8))["local-tf32_off"].verdict
+def test_three_failures_in_eight_against_none_need_more_trials() -> None:
+    verdict = rows(trials("none", "FFF....."), trials("tf32_off", "." * 8))["local-tf32_off"].verdict
     assert verdict.more_trials is not None
     assert verdict.text == f"undecided (about {verdict.more_trials} more trials)"
 
@@ -422,7 +422,9 @@ def test_rarer_worse_and_equal_are_told_from_fixed() -> None:
 
 
 def test_too_few_trials_are_said_to_be_with_how_many_more() -> None:
-    [sentence] = said(trials("none", "F......."), trials("a", "." * 8))
+    few = said(trials("none", "F......."), trials("a", "." * 8))
+    assert few == ["Undecided: 8 trials of local-none and as many of a are too few to tell."]
+    [sentence] = said(trials("none", "FFF....."), trials("a", "." * 8))
     assert sentence.startswith("Undecided: 8 trials of local-none and as many of a are too few to tell; about ")
     assert sentence.endswith(" more of each cell would be enough (a larger --aorta-trials, with --aorta-resume).")
 

@@ -33,7 +33,7 @@ def test_every_kind_of_change(a: Path, b: Path) -> None:
         "worse": ("." * 18 + "FF", "F" * 14 + "." * 6),
         "better": ("F" * 14 + "." * 6, "." * 20),
         "same": ("F." * 200, "F." * 200),
-        "few": ("F...", "...."),
+        "few": ("FFF.....", "........"),
         "never": ("F" * 10, "-" * 10),
     }
     for place, (name, (before, after)) in enumerate(cells.items()):
@@ -52,7 +52,7 @@ def test_every_kind_of_change(a: Path, b: Path) -> None:
         difference_p(14, 20, 2, 20),
         difference_p(0, 20, 14, 20),
         difference_p(10, 400, 10, 400),
-        difference_p(0, 4, 1, 4),
+        difference_p(0, 8, 3, 8),
     ]
     assert [change.rate.p for change in changes if change.rate] == p
     assert [change.rate.p_adjusted for change in changes if change.rate] == holm(p)
