@@ -54,14 +54,14 @@ def test_a_triage_reads_like_this() -> None:
         trials("tf32_off", "F" * 8 + "T" + "." * 11),
     )
     assert shown(*cells) == [
-        "cell                failed    rate (95%)  verdict               p  step ms",
+        "cell                failed    rate (95%)  verdict          p  step ms",
         "gemm",
-        "  local-none      14 of 20  70% (48-85%)  baseline                   20.50",
+        "  local-none      14 of 20  70% (48-85%)  baseline              20.50",
         "    not counted: 1 infrastructure, 1 did not run",
         "    8x loss is nan",
         "    6x SIGSEGV in run()",
-        "  local-omp_1      0 of 20     0% (<14%)  fixes           <0.0001    20.50",
-        "  local-tf32_off   9 of 20  45% (26-66%)  undecided          0.13        -",
+        "  local-omp_1      0 of 20     0% (<14%)  fixes      <0.0001    20.50",
+        "  local-tf32_off   9 of 20  45% (26-66%)  undecided     0.13        -",
         "    8x loss is nan: undecided",
         "    1x timeout in run(): undecided",
         "    0x SIGSEGV in run(), 6x in the baseline: fixes",
