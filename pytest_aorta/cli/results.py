@@ -28,9 +28,16 @@ from pytest_aorta.triage.starts import compare_recorded
 from pytest_aorta.workspace.atomic import write_text
 
 #: What ``--fail-on`` takes.
-CONDITIONS = ("worse", "slower", "new-signature", "not-compared")
+CONDITIONS = ("worse", "slower", "all-slower", "other-failures", "new-signature", "not-compared")
 
-_COLORS = {"worse": "red", "slower": "red", "better": "green", "faster": "green", "undecided": "yellow"}
+_COLORS = {
+    "worse": "red",
+    "other failures": "red",
+    "slower": "red",
+    "better": "green",
+    "faster": "green",
+    "undecided": "yellow",
+}
 
 #: Unreadable files, and cells in a heading, that are named.
 _MOST_FILES, _MOST_NAMES = 3, 4
@@ -194,6 +201,8 @@ def _comparison_lines(comparison: RunComparison, most: int | None) -> Iterator[s
         yield "The environments have other names: cells are matched by their mitigations."
     yield ""
     yield from _table(cells)
+    if comparison.factor is not None:
+        yield comparison.factor.sentence
     if any(change.more_trials is not None for change in cells):
         yield "~N more: about so many more trials, in A and in B, would decide"
     for change in cells:
@@ -244,11 +253,15 @@ def _table(changes: Sequence[CellChange]) -> Iterator[str]:
 
 def _failed_conditions(comparison: RunComparison, what: str) -> Iterator[str]:
     """One line for each cell that a condition of ``--fail-on`` holds for."""
+    if what == "all-slower" and comparison.factor is not None and comparison.factor.ratio > 1:
+        yield f"{what}: {comparison.factor.sentence}"
     for change in comparison.cells:
         kinds = (change.kind.replace(" ", "-"), change.speed.kind, "new-signature" if change.new_signatures else "")
         if what not in kinds:
             continue
-        if what == "new-signature":
+        if what == "other-failures":
+            text = "; ".join(f"{way.text} {way.before} -> {way.after}" for way in change.changed_ways)
+        elif what == "new-signature":
             text = "; ".join(map(_signature, change.new_signatures))
         elif what == "slower":
             text = f"steps {change.speed.change}"

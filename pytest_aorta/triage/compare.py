@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,16 +18,24 @@ from pytest_aorta.triage.columns import Column, difference_with_interval, p_valu
 from pytest_aorta.triage.draws import StartComparison
 from pytest_aorta.triage.environments import Difference, Environments, differences
 from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.triage.rates import difference_p, holm
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.speed import Measured, Speed, compare_speeds
-from pytest_aorta.triage.verdicts import LEVEL, Comparison, Pair, VerdictKind, judge
+from pytest_aorta.triage.verdicts import LEVEL, WAYS, Comparison, Pair, VerdictKind, judge
 from pytest_aorta.workspace.paths import HISTORY
 
-#: ``no change`` is shown, not assumed: the whole interval of the difference lies within the margin.
-ChangeKind = Literal["worse", "better", "no change", "undecided", "not compared"]
+#: ``no change`` is shown, not assumed: the whole interval of the difference lies within the margin. ``other failures``:
+#: neither worse nor better, but a way to fail is more frequent in B.
+ChangeKind = Literal["worse", "better", "other failures", "no change", "undecided", "not compared"]
+
+#: Fewer cells have nothing in common that is not one of them.
+_FEWEST_CELLS = 3
+
+#: Of so many cells one may be an exception from what all have in common.
+_EXCEPTIONS = 4
 
 #: Of the JSON data: a reader of version 1 finds all of its keys in later ones that begin with a 1.
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 _CHANGES: dict[VerdictKind, ChangeKind] = {
     "fixes": "better",
@@ -54,10 +63,34 @@ class Side:
 
 
 @dataclass(frozen=True)
+class WayChange:
+    """A way to fail that is more, or less, frequent in B: failures and counted trials of both runs."""
+
+    text: str
+    before: str
+    after: str
+    p_adjusted: float
+
+
+@dataclass(frozen=True)
+class CommonFactor:
+    """By how much steps take longer in B in all cells, as on a slower machine: the median over the cells."""
+
+    ratio: float
+    cells: int
+
+    @property
+    def sentence(self) -> str:
+        how = "longer" if self.ratio > 1 else "shorter"
+        return f"steps take {abs(self.ratio - 1):.1%} {how} in B in all {self.cells} cells; each is judged beside that"
+
+
+@dataclass(frozen=True)
 class CellChange:
     """A cell that both runs have: what became of its failure rate, and of its step times in relation to A's.
 
-    ``rate`` is ``None`` where no trial of one run says anything about the workload.
+    ``rate`` is ``None`` where no trial of one run says anything about the workload. ``changed_ways``: to fail, where
+    these differ (Holm, over cells and ways).
     """
 
     a: CellStatistics
@@ -66,6 +99,7 @@ class CellChange:
     more_trials: int | None
     rate: Comparison | None
     speed: Speed
+    changed_ways: tuple[WayChange, ...] = ()
 
     @property
     def new_signatures(self) -> tuple[SignatureCount, ...]:
@@ -100,6 +134,7 @@ class RunComparison:
             environments are not the same.
         shared: what differs in the environment of all cells, the most important first.
         particular: labels of cells, and what differs in the environment of these only.
+        factor: what steps take longer in all cells; the speed of each is compared with it. ``None`` for nothing.
     """
 
     a: Side
@@ -111,6 +146,7 @@ class RunComparison:
     matched_across_environments: bool
     shared: tuple[Difference, ...]
     particular: tuple[tuple[tuple[str, ...], tuple[Difference, ...]], ...]
+    factor: CommonFactor | None = None
 
 
 def _fields(value: Any, *names: str) -> dict[str, Any]:
@@ -147,6 +183,7 @@ COLUMNS: tuple[Column[CellChange], ...] = (
            "steps", lambda change: change.speed.change),
     Column("verdict", lambda change: change.kind, "verdict", lambda change: change.verdict),
     Column("more_trials", lambda change: change.more_trials),
+    Column("changed_ways", lambda change: change.changed_ways),
     Column("new_signatures", lambda change: _ways(change.new_signatures)),
     Column("gone_signatures", lambda change: _ways(change.gone_signatures)),
 )  # fmt: skip
@@ -181,11 +218,21 @@ def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float 
     # Of all trials as at one place: that of the other run may have been another machine.
     times: list[tuple[list[Measured], list[Measured]]] = [(_times(two), _times(one)) for one, two in cells]
     speeds = compare_speeds(times, speed_margin, sequential=False, family=len(cells))
+    factor = _common_factor(speeds)
+    if factor is not None:
+        shift = math.log(factor.ratio)
+        times = [([each._replace(time=each.time - shift) for each in after], before) for after, before in times]
+        speeds = compare_speeds(times, speed_margin, sequential=False, family=len(cells))
+    ways = _changed_ways([(one, two) for one, two in cells if two.key in counts])
     changes = []
     for (one, two), speed in zip(cells, speeds, strict=True):
         rate, verdict = judged.get(two.key, (None, None))
         kind: ChangeKind = "not compared" if verdict is None else _CHANGES[verdict.kind]
-        changes.append(CellChange(one, two, kind, None if verdict is None else verdict.more_trials, rate, speed))
+        changed = tuple(way for way in ways.get(two.key, ()) if way.p_adjusted < LEVEL)
+        if changed and kind in ("undecided", "no change"):
+            kind = "other failures"
+        more = None if verdict is None or kind != "undecided" else verdict.more_trials
+        changes.append(CellChange(one, two, kind, more, rate, speed, changed))
     # What differs around all cells is said once, with the numbers of all trials.
     found: dict[Hashable, tuple[Difference, list[str]]] = {}
     was, now = Environments(), Environments()
@@ -210,7 +257,34 @@ def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float 
         matched_across_environments=across,
         shared=tuple(each for each in differences(was, now) if each.fact in everywhere),
         particular=tuple((labels, tuple(each)) for labels, each in by_cells.items()),
+        factor=factor,
     )
+
+
+def _common_factor(speeds: Sequence[Speed]) -> CommonFactor | None:
+    """What all cells have in common, with at most one exception in four: that they are slower, or faster."""
+    known = [(speed.ratio, speed.interval) for speed in speeds if speed.ratio and speed.interval]
+    if len(known) < _FEWEST_CELLS:
+        return None
+    ratio = statistics.median(ratio for ratio, _ in known)
+    alike = sum(interval.low > 1 if ratio > 1 else interval.high < 1 for _, interval in known)
+    return CommonFactor(ratio, len(known)) if alike >= len(known) - len(known) // _EXCEPTIONS else None
+
+
+def _changed_ways(cells: Sequence[tuple[CellStatistics, CellStatistics]]) -> dict[CellKey, list[WayChange]]:
+    """The most frequent ways to fail of each cell, where it has several: their numbers in A and in B."""
+    found: dict[CellKey, list[WayChange]] = {}
+    asked: list[tuple[CellKey, WayChange]] = []
+    for one, two in cells:
+        before, after = one.signature_numbers, two.signature_numbers
+        both = sorted({*before, *after}, key=lambda way: -(before.get(way, 0) + after.get(way, 0)))
+        for way in both[:WAYS] if len(both) > 1 else ():
+            was, now = (before.get(way, 0), one.counted), (after.get(way, 0), two.counted)
+            asked.append((two.key, WayChange(way.short, "{}/{}".format(*was), "{}/{}".format(*now),
+                                             difference_p(*now, *was))))  # fmt: skip
+    for (key, change), p in zip(asked, holm([change.p_adjusted for _, change in asked]), strict=True):
+        found.setdefault(key, []).append(replace(change, p_adjusted=p))
+    return found
 
 
 def read_side(path: Path, rules: Sequence[tuple[str, str]] | None = None) -> Side:
@@ -300,6 +374,7 @@ def comparison_as_plain(comparison: RunComparison) -> dict[str, Any]:
         "cells": [
             {column.key: column.value(change) for column in COLUMNS if column.key} for change in comparison.cells
         ],
+        "common_speed": comparison.factor and _fields(comparison.factor, "ratio", "cells"),
         "only_in_a": only(comparison.only_a),
         "only_in_b": only(comparison.only_b),
         "environment": {

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 LEVEL = 0.05
 
 #: Ways to fail that are judged one by one; with more of them, differences by chance become likely.
-_WAYS = 5
+WAYS = 5
 
 #: So many cells of a baseline are a search for the one that acts: those that are hopeless end early.
 SEARCHED = 4
@@ -781,7 +781,7 @@ class Triage:
                 if rates.difference_p(*counts) >= LEVEL:
                     new.remove(signature)
             by_new, base_by_new = (sum(numbers.get(each, 0) for each in new) for numbers in (ours, theirs))
-            for signature in signatures[:_WAYS] if len(signatures) > 1 else ():
+            for signature in signatures[:WAYS] if len(signatures) > 1 else ():
                 one, other = ours.get(signature, 0), theirs.get(signature, 0)
                 rest = (one, cell.counted - by_new, other, base.counted - base_by_new)
                 counts = could.get(signature, rest)
@@ -797,6 +797,7 @@ class Triage:
             cell, (one, _, other, reached) = self._cells[key].statistics, pair.counts
             is_more = one * base.counted > other * cell.counted and verdict.kind != "worse"
             is_more &= rates.difference_p(one, cell.counted, other, base.counted) < LEVEL
+            verdict = replace(verdict, more_trials=None)  # which is asked of cells
             way = SignatureVerdict(signature, one, other, comparison, verdict, is_more * (base.counted - reached))
             found.setdefault(key, []).append(way)
         return found

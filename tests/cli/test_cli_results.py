@@ -82,7 +82,7 @@ def test_the_json_has_the_keys_that_the_docs_promise(runs: Path) -> None:
     result = run("a", "b", "--json", "--fail-on", "worse")
     assert result.exit_code == 1
     found = json.loads(result.stdout, parse_constant=lambda constant: pytest.fail(constant))
-    assert found["schema_version"] == "1.0"
+    assert found["schema_version"] == "1.1"
     first, second = found["cells"]
     assert (first["workload"], first["cell"], first["verdict"]) == ("gemm", "local-none", "worse")
     assert first["failure_rate"]["p_adjusted"] == 2 * first["failure_rate"]["p"]
@@ -121,7 +121,7 @@ def keys_of(data: object) -> set[str]:
         (("a", "empty"), "empty: there are no trials"),
         (("a", "foreign"), "foreign: there are no trials; 2 files cannot be read, the first is trial_0.json: "),
         (("a", "other"), "a and other have no cell in common; the first has gemm local-none, "),
-        (("a", "b", "--fail-on", "better"), "'better' is not one of worse, slower, new-signature, not-compared"),
+        (("a", "b", "--fail-on", "better"), "'better' is not one of worse, slower, all-slower, other-failures, new-"),
         (("a", "b", "--margin", "0"), "'0': expected a share of the baseline's rate such as 50%"),
         (("a",), "Missing argument 'B'"),
     ],

@@ -137,3 +137,26 @@ def test_an_earlier_run_of_the_same_directory_can_be_compared_with_it(a: Path) -
     write_cell(a, "F...")
     write_cell(a / ".history" / "20260101", "....")
     assert [change.a.total for change in compare_runs(a / ".history" / "20260101", a).cells] == [4]
+
+
+def test_a_machine_that_is_slower_everywhere_is_said_once_and_each_cell_beside_it(a: Path, b: Path) -> None:
+    times = {"one": (10.0, 10.8), "two": (20.0, 21.6), "three": (5.0, 5.4), "slow": (10.0, 13.0)}
+    for place, (name, (before, after)) in enumerate(times.items()):
+        for folder, step_ms in ((a, before), (b, after)):
+            write_cell(folder, "." * 10, mitigations=name, place=place, step_ms=(step_ms, 1.01 * step_ms))
+    found = compare_runs(a, b)
+    assert found.factor is not None
+    assert found.factor.ratio == pytest.approx(1.08)
+    assert found.factor.sentence == "steps take 8.0% longer in B in all 4 cells; each is judged beside that"
+    assert {change.b.mitigations[0]: change.speed.kind for change in found.cells} == {
+        **dict.fromkeys(("one", "two", "three"), "similar"),
+        "slow": "slower",
+    }
+
+
+def test_another_way_to_fail_is_a_verdict(a: Path, b: Path) -> None:
+    write_cell(a, "F" * 14 + "." * 6)
+    write_cell(b, "S" * 12 + "." * 8)
+    [change] = compare_runs(a, b).cells
+    assert change.kind == "other failures"
+    assert [(way.before, way.after) for way in change.changed_ways] == [("14/20", "0/20"), ("0/20", "12/20")]
