@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.minimize import Minimized, Search
+from pytest_aorta.triage.minimize import Minimized, Search, conclusion
 
 VARIABLES = tuple("ABCDEFGH")
 
@@ -29,12 +30,21 @@ class World:
         sufficient: sets of variables; the effect is there with all variables of any of them.
         rate: failure rate of the baseline, by how many trials there were before.
         residual: failure rate of what has the effect, as a share of the baseline's.
+        adds: of single variables, the share of the failures that each leaves, whatever the others do; then only what
+            leaves as little as all of them together is right.
     """
 
     name: str
     sufficient: tuple[str, ...]
     rate: Callable[[int], float]
     residual: float = 0.0
+    adds: tuple[tuple[str, float], ...] = ()
+
+    def leaves(self, variables: tuple[str, ...]) -> float:
+        """The share of the baseline's failures."""
+        if self.adds:
+            return prod(share for name, share in self.adds if name in variables)
+        return self.residual if self.acts(variables) else 1.0
 
     def acts(self, variables: tuple[str, ...]) -> bool:
         return any(set(each) <= set(variables) for each in self.sufficient)
@@ -65,6 +75,10 @@ def worlds() -> Iterator[World]:
         yield World(f"a pair or another variable, rate {rate}", ("BG", "D"), constant)
         yield World(f"one variable, residual 3 %, rate {rate}", ("F",), constant, 0.03 / rate)
         yield World(f"a pair, residual 3 %, rate {rate}", ("BG",), constant, 0.03 / rate)
+    yield World("two that add up: .5 -> .25, .5 -> .2, both .1", ("BG",), partial(_constant, 0.5),
+                adds=(("B", 0.5), ("G", 0.4)))  # fmt: skip
+    yield World("two that add up: .5 -> .1, .5 -> .25, both .05", ("BG",), partial(_constant, 0.5),
+                adds=(("B", 0.2), ("G", 0.5)))  # fmt: skip
     yield World("three variables, rate 0.9", ("ACH",), partial(_constant, 0.9))
     yield World("reduces to 20 % of 0.8", ("BG",), partial(_constant, 0.8), 0.2)
     for first, last in ((0.9, 0.3), (0.3, 0.9)):
@@ -83,7 +97,7 @@ def search(world: World, seed: int) -> tuple[Minimized, int]:
     while True:
         facts = []
         for each in wanted:
-            rate = world.rate(trials) * (world.residual if world.acts(each.variables or ()) else 1)
+            rate = world.rate(trials) * world.leaves(each.variables or ())
             facts.append(replace(_FACTS, index=each.index, outcome="failed" if rng.random() < rate else "ok"))
             trials += 1
         try:
@@ -95,7 +109,7 @@ def search(world: World, seed: int) -> tuple[Minimized, int]:
 def result(world: World, searches: int) -> str:
     """A row of the table."""
     ends = [search(world, seed) for seed in range(searches)]
-    named = [found.left for found, _ in ends if found.is_complete and not found.unsure and found.left]
+    named = [found.left for found, _ in ends if found.left and conclusion(found, "it")[0]]
     right = sum(world.is_right(left) for left in named)
     gone = sum(found.tried[-1].answer == "gone" for found, _ in ends)
     trials = sum(number for _, number in ends) / searches

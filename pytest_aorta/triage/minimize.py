@@ -97,6 +97,8 @@ class Minimized:
         unsure: those of ``left`` of which it is not decided.
         tried: in order, the whole set first.
         is_complete: whether the search has come to its end, so that leaving out any one of ``left`` was tried.
+        beside: ``left`` by turns with the whole set, which takes the place of the baseline in it; ``None`` where none
+            of the trials of ``left`` has failed. ``fails`` where it leaves more failures than the whole set does.
     """
 
     variables: tuple[str, ...]
@@ -104,6 +106,7 @@ class Minimized:
     unsure: tuple[str, ...] = ()
     tried: list[Tried] = field(default_factory=list)
     is_complete: bool = False
+    beside: Tried | None = None
 
 
 class Search:
@@ -111,6 +114,8 @@ class Search:
 
     First the whole set has to fail less often than the baseline; then ``Needed`` proposes parts. The trials of each
     alternate with fresh ones of the baseline, so that a machine that changes meanwhile changes both.
+
+    Before it ends, what is left runs by turns with the whole set, if it has failed at all: it may act, and remove less.
 
     - A part acts where the sequential test of its pairs says so, whatever the baseline's rate was when, and its trials
       are more like those of the whole set than like the baseline's.
@@ -156,7 +161,36 @@ class Search:
             found.left = tuple(needed.left)
             if len(names) == 1 and answers[part] == "undecided":
                 found.unsure += names
+        last = next(each for each in found.tried if each.variables == found.left)
+        if found.left != found.variables and last.failures:
+            yield from self._beside_whole(found.left)
         found.is_complete = True
+
+    def _beside_whole(self, left: tuple[str, ...]) -> Generator[list[Wanted], list[TrialFacts], None]:
+        """Whether what is left removes as much as the whole set."""
+        beside = self.found.beside = Tried(left, LEVEL)
+        test = SequentialTest(MARGIN, 1 - LEVEL)
+        ends: dict[tuple[str, ...], list[bool]] = {self.found.variables: [], left: []}
+        for _ in range(self._most):
+            if self._started >= self._most_in_all:
+                return
+            wanted = [Wanted(each, self._next_index.get(each, 0)) for each in ends]
+            self._next_index |= {one.variables: one.index + 1 for one in wanted}
+            self._started += len(wanted)
+            for own, facts in zip(ends.values(), (yield wanted), strict=True):
+                own += [facts.is_failure] * facts.is_counted
+            whole, part = ends.values()
+            beside.trials, beside.failures, beside.base_trials, beside.base_failures = (
+                *(len(part), sum(part)),
+                *(len(whole), sum(whole)),
+            )
+            test.pairs += list(zip(map(float, whole), map(float, part), strict=False))[len(test.pairs) :]
+            compared = test.comparison()
+            beside.p = compared.p
+            if compared.p <= LEVEL or compared.interval.high <= MARGIN.points:
+                is_more = beside.failures * beside.base_trials > beside.base_failures * beside.trials
+                beside.answer = "fails" if is_more and compared.p <= LEVEL else "acts"
+                return
 
     def _try(self, variables: tuple[str, ...]) -> Generator[list[Wanted], list[TrialFacts], Tried]:
         n, k = len(self.found.variables), len(self.found.tried) + 1
@@ -250,8 +284,25 @@ def conclusion(found: Minimized, name: str) -> tuple[bool, str]:
     if found.unsure:
         unsure = " ".join(found.unsure)
         return False, f"of {name}, {left} is enough; not decided whether {unsure} can go (--aorta-trials)"
+    of_all = f"of {counted(len(found.variables), 'variable')} of {name}, {left}"
+    if found.beside is not None and found.beside.answer != "acts":
+        numbers = f"{_beside(found.beside)} with all of {name}"
+        if found.beside.answer == "fails":
+            is_enough = "acts" if len(found.left) == 1 else "act, together"
+            return (
+                False,
+                f"{of_all} {is_enough}, but not as much as all of them: {numbers}; keep {name}, or look for more",
+            )
+        return (
+            False,
+            f"{of_all} act{'s' * (len(found.left) == 1)}; not decided whether as much as all of them: {numbers}",
+        )
     needed = "is needed" if len(found.left) == 1 else "are needed, together"
-    return True, f"of {counted(len(found.variables), 'variable')} of {name}, {left} {needed}"
+    return True, f"{of_all} {needed}"
+
+
+def _beside(tried: Tried) -> str:
+    return f"{tried.failures} of {tried.trials} trials failed, {tried.base_failures} of {tried.base_trials}"
 
 
 def report(found: Minimized, name: str) -> Iterator[str]:
@@ -269,6 +320,8 @@ def report(found: Minimized, name: str) -> Iterator[str]:
     if last is not None and last.answer == "acts":
         bound = rate_upper_bound_sequential(last.failures, last.trials)
         yield f"with {' '.join(last.variables)}: failure rate below {bound:.1%} (95 %), p = {last.p:.2g}"
+        if found.beside is not None:
+            yield f"beside the whole set: {_beside(found.beside)} with all of {name} (p = {found.beside.p:.2g})"
         yield f"at most {LEVEL:.0%}: the probability that any answer on a part is wrong"
     for each in found.tried:
         if each.answer in ("undecided", "did not run"):

@@ -199,3 +199,22 @@ def test_of_a_monotone_effect_no_smaller_part_is_left(count: int, data: st.DataO
 def test_one_of_many_takes_few_parts() -> None:
     numbers = [len(minimized("ABCDEFGHIJKLMNOP", frozenset({name}).__le__)[1]) for name in "ABCDEFGHIJKLMNOP"]
     assert max(numbers) <= 14
+
+
+def test_what_removes_less_than_the_whole_set_is_said_to() -> None:
+    """Either of two variables lowers the rate, both together lower it more."""
+    rng = random.Random(3)
+
+    def act(variables: tuple[str, ...], index: int) -> Outcome:
+        rate = 0.8 * (0.3 if "B" in variables else 1) * (0.1 if "G" in variables else 1)
+        return "failed" if rng.random() < rate else "ok"
+
+    found = searched(act, most=200)
+    assert found.left in (("B",), ("G",), ("B", "G"))
+    is_all, sentence = conclusion(found, "eight")
+    if found.left == ("B",):
+        assert not is_all
+        assert "B acts, but not as much as all of them: " in sentence
+    if found.beside is not None:
+        assert found.beside.base_trials >= 8
+        assert any(line.startswith("beside the whole set: ") for line in report(found, "eight"))
