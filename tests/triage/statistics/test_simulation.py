@@ -25,6 +25,14 @@ QUICK = (
     "early deaths hide all failures of a cell",
     "exchange of nan for a hang",
     "a second bug uncovered",
+    "slow drift of all cells, 20 rounds, one of four cures",
+    "bursts of each of 4 cells, 30 rounds",
+    "10 % slower, every tenth trial a straggler, 20 rounds",
+    "as fast, wandering by 10 %, ten of a cell by turns, 20 rounds",
+    "the seed decides, 19 of 30 in each of 3 cells",
+    "NaN in 20 of 20 hid a crash in 18 of 20",
+    "time-outs come before NaN in 60 %, 20 rounds",
+    "the first trial of each cell fails, 10% of the others",
 )
 
 
@@ -45,6 +53,21 @@ def test_the_page_has_all_worlds() -> None:
         rows = re.findall(r"^\| (.+?) \| \*\*([\d.]+)%", table, re.MULTILINE)
         assert [row for row, _ in rows] == [world.name for world in worlds()[name]]
         assert all(float(wrong) <= 10 for _, wrong in rows)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "slow drift of all cells, 40 rounds, one of four cures",
+        "bursts over the run, 30 rounds, one of four cures",
+        "two bad hosts of eight, 24 trials, one of four cures",
+        "10 % slower, every tenth trial a straggler, 20 rounds",
+        "8 % slower, warm-up over 20 rounds",
+    ],
+)
+def test_what_acts_is_found_about_as_often_as_by_a_test_that_knows_the_world(name: str) -> None:
+    seen = simulate(WORLDS[name], range(40))
+    assert seen.found >= 0.8 * seen.best > 20  # nine of ten, of a few
 
 
 @pytest.mark.slow
