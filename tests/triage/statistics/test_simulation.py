@@ -67,7 +67,8 @@ def test_the_page_has_all_worlds() -> None:
 )
 def test_what_acts_is_found_about_as_often_as_by_a_test_that_knows_the_world(name: str) -> None:
     seen = simulate(WORLDS[name], range(40))
-    assert seen.found >= 0.8 * seen.best > 20  # nine of ten, of a few
+    assert seen.best >= 20
+    assert seen.found >= 0.8 * seen.best  # nine of ten, of a few
 
 
 @pytest.mark.slow
