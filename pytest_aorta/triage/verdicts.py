@@ -304,9 +304,9 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
         return Verdict(kind)
     if pair.starts is not None and (pair.starts.are_alike or pair.trials_p * family < LEVEL):
         return _undecided_starts(pair.starts, margin, family, sequential)
-    # The guess is for trials of one place.
-    several = pair.strata != (pair.counts,)
-    return Verdict(kind, more_trials=None if several else rates.more_trials(*pair.counts, margin, family))
+    # The guess is for trials of one place, and of a few it would be no more than its prior.
+    says_nothing = pair.strata != (pair.counts,) or min(trials, base_trials) < _ENOUGH
+    return Verdict(kind, more_trials=None if says_nothing else rates.more_trials(*pair.counts, margin, family))
 
 
 def _undecided_starts(starts: StartComparison, margin: Margin, family: int, sequential: bool) -> Verdict:
