@@ -162,7 +162,7 @@ def test_bars_show_what_the_sentence_above_them_tests(tmp_path: Path) -> None:
     write_cell(tmp_path / "results", "none", "F" * 17 + "..", place=0)
     write_cell(tmp_path / "results", "omp_1", "F" + "." * 18, place=1)
     section = written(tmp_path / "results").partition('<h2 id="where"')[2].partition("</section>")[0]
-    bars = "after a failure 2 of 18 1.74 after none 15 of 19 15.4"
+    bars = "after a failure 2 of 18 1.89 after none 15 of 19 15.1"
     assert f"Trial before : no sign that it matters, p 1 {bars}" in words(section)
     assert section.count('class="expected"') == section.count('<th scope="row">')
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import exp, log
 
@@ -35,7 +35,7 @@ def at_one_place(times: Sequence[float]) -> list[Measured]:
     return [Measured(None, log(time)) for time in times]
 
 
-def of_rounds(times: Sequence[float], place: int | None = None) -> list[Measured]:
+def of_rounds(times: Iterable[float], place: int | None = None) -> list[Measured]:
     """Logarithms of times, of trials of which one began in each round."""
     return [Measured(place, time, f"round {number:03}") for number, time in enumerate(times)]
 
