@@ -159,8 +159,9 @@ def rounds_of(cells: Sequence[Sequence[TrialFacts]]) -> Rounds:
     else:
         turns = generator.integers(count, size=(_TURNS, cells_left - 1))
         turns[0] = 0
-    turns = np.concatenate([np.zeros((len(turns), 1), dtype=int), turns], axis=1)
-    turned = values[np.arange(cells_left)[None, :, None], (np.arange(count) + turns[:, :, None]) % count].sum(axis=1)
+    turned = np.tile(values[0], (len(turns), 1))
+    for number, own_turns in enumerate(turns.T, 1):
+        turned += values[number][(np.arange(count) + own_turns[:, None]) % count]
     products = (turned * (turned + 2 * np.roll(turned, 1, axis=1))).sum(axis=1)
     p = float((products >= products[0] - 1e-9 * (1 + abs(products[0]))).mean())
     squares = (values**2).sum(axis=1)
