@@ -549,13 +549,17 @@ def _first_trials(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     if len(tables) > 1:
         failed, count, rest, others = map(sum, zip(*tables, strict=True))
         p = stratified_tails(tables)[1]
+        expected = sum((one + later) / (own + more) for one, own, later, more in tables)
         text = (
             f"the first trial of a cell fails more often than later ones: {failed} of {count}, {rest} of {others} "
             f"({_p(p)}); look at what only it does, such as to compile or to download"
         )
         yield Association(
             "first trial", "", failed, count, failed + rest, count + others, p,
-            shares=(Share("first", failed, count), Share("later", rest, others)), sentence=text,
+            shares=(
+                Share("first", failed, count, expected),
+                Share("later", rest, others, failed + rest - expected),
+            ), sentence=text,
         )  # fmt: skip
 
 
