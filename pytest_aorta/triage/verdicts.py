@@ -822,26 +822,41 @@ def _paired(
 ) -> list[tuple[float, float]]:
     """Whether the k-th trial of the baseline in a place, and the k-th of the cell there, have failed (in one way).
 
+    Trials of one that ran before the other began, in an earlier run, are none of these: they may have had another rate.
+
     Where a start has served several trials, it is one observation: the share that has failed of its trials before the
     first one of a later start of its cell. Which these are does not depend on how trials end, and does not change any
     more. The last start counts when the run has ``ended``.
     """
-    by_place: list[dict[object, list[tuple[int, float]]]] = [{}, {}]
+    by_place: list[dict[object, list[_Observation]]] = [{}, {}]
     for found, side in zip(by_place, (base, cell), strict=True):
-        for place, closed, share in _observations(side.stream(), signature, ended):
-            found.setdefault(place, []).append((closed, share))
+        for place, began, closed, share in _observations(side.stream(), signature, ended):
+            found.setdefault(place, []).append((began, closed, share))
     pairs = [
         (max(one, other), min(one, other), base_failed, cell_failed)
         for place, trials in by_place[0].items()
-        for (one, base_failed), (other, cell_failed) in zip(trials, by_place[1].get(place, ()), strict=False)
+        for (_, one, base_failed), (_, other, cell_failed) in zip(
+            *_since_both(trials, by_place[1].get(place, [])), strict=False
+        )
     ]
     return [(base_failed, cell_failed) for _, _, base_failed, cell_failed in sorted(pairs)]
 
 
+_Observation = tuple[str, int, float]
+
+
+def _since_both(*sides: list[_Observation]) -> list[list[_Observation]]:
+    """Of each side, what began after the other one's first but for the last before; all where times are not known."""
+    if not all(side and all(began for began, *_ in side) for side in sides):
+        return list(sides)
+    both = max(side[0][0] for side in sides)
+    return [side[max(0, sum(began < both for began, *_ in side) - 1) :] for side in sides]
+
+
 def _observations(
     stream: Sequence[TrialFacts], signature: Signature | None, ended: bool
-) -> Iterator[tuple[object, int, float]]:
-    """In the order in which starts begin: the place, the number of the trial that made it complete, and the share."""
+) -> Iterator[tuple[object, str, int, float]]:
+    """In the order in which starts begin: the place, when, the number of the trial that made it complete, the share."""
     begun = [facts.start is not None and not facts.in_one_process for facts in stream]
     latest, members = -1, dict[int, list[int]]()
     closed: dict[int, int] = {}
@@ -863,10 +878,10 @@ def _observations(
 
     for number, facts in enumerate(stream):
         if not begun[number]:
-            yield facts.place.key, number, has_failed(number)
+            yield facts.place.key, facts.started_at, number, has_failed(number)
         elif facts.start in closed and members[facts.start][0] == number:
             those = members[facts.start]
-            yield facts.place.key, closed[facts.start], sum(map(has_failed, those)) / len(those)
+            yield facts.place.key, facts.started_at, closed[facts.start], sum(map(has_failed, those)) / len(those)
 
 
 def _uncompared(cell: CellStatistics, cells: Mapping[CellKey, CellStatistics], baselines: Baselines) -> Verdict:

@@ -176,6 +176,10 @@ def test_a_baseline_that_ran_sooner_is_compared_where_both_ran() -> None:
     base = [at(minute, facts) for minute, facts in enumerate(trials("none", "F" * 20 + "." * 20))]
     later = [at(20 + minute, facts) for minute, facts in enumerate(trials("a", "." * 20))]
     assert kinds(base, later)["local-a"] == "confounded"
+    watched = Triage(TriageSettings(sequential=True))
+    for facts in (*base, *later):
+        watched.add(facts)
+    assert watched.table().rows[1].verdict.kind == "undecided"
     cured = [at(minute, facts) for minute, facts in enumerate(trials("none", "F" * 20 + "F." * 10))]
     assert kinds(cured, later)["local-a"] == "fixes"
 
