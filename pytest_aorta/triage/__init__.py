@@ -1,8 +1,8 @@
 """What a run has shown: from the records of its trials to the table of verdicts.
 
 Pure functions over records; nothing here imports pytest, starts a process or needs torch. In the order of imports:
-``signatures``, ``facts`` of a trial, ``rates`` and ``sequential`` for statistics, ``cells``, ``speed``, ``where``,
-``verdicts``, ``columns`` with all that is said of a cell, and the formats: ``matrix``, ``report``, ``compare``, the
+``signatures``, ``facts`` of a trial, ``rates``, ``sequential`` and ``rounds`` for statistics, ``cells``, ``speed``,
+``where``, ``verdicts``, ``columns`` with all that is said of a cell, and the formats: ``matrix``, ``report``, ``compare``, the
 terminal's table.
 """
 

@@ -383,10 +383,6 @@ class SignatureVerdict:
     verdict: Verdict
     hidden: int = 0
 
-    def is_any_of(self, *kinds: str) -> bool:
-        """Of verdicts; ``hidden`` for what another way to fail has hidden."""
-        return self.verdict.kind in kinds or (self.hidden > 0 and "hidden" in kinds)
-
 
 @dataclass(frozen=True)
 class Row:
@@ -605,8 +601,9 @@ class Triage:
 
     def _of_ways(self, ways: Sequence[SignatureVerdict], verdict: Verdict) -> Verdict:
         """The verdict where one way to fail may have taken the place of another, or show because that is gone."""
-        gone, new, shown = (tuple(each.signature.short for each in ways if each.is_any_of(*kinds))
-                            for kinds in (("fixes", "reduces"), ("worse",), ("hidden",)))  # fmt: skip
+        gone = [way.signature.short for way in ways if way.verdict.kind in ("fixes", "reduces")]
+        new = [way.signature.short for way in ways if way.verdict.kind == "worse"]
+        shown = [way.signature.short for way in ways if way.hidden]
         if gone and new and not dependence(self.cells):
             return Verdict("exchanges", of=f"{gone[0]} for {new[0]}")
         if gone and shown and verdict.kind in ("undecided", "no effect", "no cure", "dropped"):
