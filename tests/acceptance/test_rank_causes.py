@@ -177,8 +177,8 @@ WAITS_FOR_EACH_OTHER = """
 import sys, time, torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
-for step in range(1, 16):
-    time.sleep(0.3 if dist.get_rank() == 1 else 0.1)
+for step in range(1, 14):
+    time.sleep(0.2 if dist.get_rank() == 1 else 0.05)
     dist.all_reduce(torch.ones(4))
 dist.destroy_process_group()
 sys.exit("fails" in sys.argv)
