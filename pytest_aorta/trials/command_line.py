@@ -194,7 +194,8 @@ def label_of(words: Sequence[str]) -> str:
     if script is not None:
         name = Path(script).stem
     else:
-        name = (module_of(words) or Path(words[0]).name).removesuffix(".__main__").rpartition(".")[2]
+        module = (module_of(words) or "").removesuffix(".__main__").rpartition(".")[2]
+        name = module or Path(words[0]).name
     return _safe(name, 40) or "program"
 
 

@@ -145,6 +145,8 @@ def test_its_launcher_is_one_of_its_words(command: str, launcher: str | None) ->
         ("/opt/bin/all_reduce_perf -b 8", "all_reduce_perf"),
         ("./äöü.py", "program"),
         ("'../../e vil/$x[1]::y.py'", "x-1-y"),
+        ("/usr/bin/python3.11 -c 'print()'", "python3.11"),
+        ("./train.bin --lr 1", "train.bin"),
     ],
 )
 def test_its_label_says_what_it_runs(command: str, label: str) -> None:
