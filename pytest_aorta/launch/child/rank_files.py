@@ -166,8 +166,7 @@ def save_collectives(folder: Path, sockets: Path, name: str = "*") -> None:
             continue
         with contextlib.suppress(OSError, ValueError):
             answer = ask_recorder(str(path))
-            said = json.loads(answer)
-            if said.get("entries") or said.get("wait"):
+            if json.loads(answer).get("entries"):
                 target.write_bytes(answer)
 
 
@@ -256,9 +255,7 @@ def complete_rank(rank: RankEvidence, folder: Path, prefix: str, base: Path, sou
         found.said = last_words(logs, _LAST_LINES if found.exit.exitcode > 0 else _LAST_LINES_OF_ENDED)
     found.error_file = read_error_file(folder / f"{prefix}error.json")
     with contextlib.suppress(OSError, ValueError):
-        trace = json.loads(collectives_file(folder, rank.rank).read_text())
-        found.collectives = read_collectives(trace)
-        found.wait = found.wait or (Wait(**trace["wait"]) if trace.get("wait") else None)
+        found.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))
     return found
 
 

@@ -68,9 +68,6 @@ _TURN, _SETTLE, _PATIENCE = 0.05, 0.2, 1.0
 #: Names of the recorder in torch's server: of all backends, and what a torch has that knows that of NCCL only.
 _HANDLERS = (b"fr_trace_json", b"dump_nccl_trace_json")
 
-#: Name in torch's server of what the main thread waits for.
-_WAIT = b"aorta_wait"
-
 
 def identity(environ: Mapping[str, str]) -> str:
     """What a launcher has said of the place of a process; empty where none has."""
@@ -213,8 +210,6 @@ class Hook:
         if self.has_place and not self.has_raised and (trace := last_collectives()):
             with open(self.path(self.pid, "collectives.json"), "wb") as file:
                 file.write(trace)
-        if self.has_place and self.sockets:  # once Python ends, a thread that asks it for something is aborted
-            os.unlink(os.path.join(self.sockets, str(self.pid)))
 
     def end_of_child(self) -> None:
         """At the end of a process of ``multiprocessing``, which swallows what it raises once this has returned."""
@@ -392,31 +387,26 @@ def _listens(pid: int, number: int) -> bool:
 
 
 def ask_recorder(path: str) -> bytes:
-    """What the flight recorder of a rank of this host has, as JSON, with ``wait_in`` of its main thread as ``wait``.
+    """What the flight recorder of a rank of this host has, as JSON; empty without an answer in time.
 
-    Empty without an answer in time. torch serves it at a socket, from a thread without the GIL, which answers also in a
-    collective and in C code. Where torch has no such server, or a backend no recorder, there is no answer.
-    ``TORCH_FR_BUFFER_SIZE`` sets how many collectives are remembered.
+    torch serves it at a socket, from a thread without the GIL, which answers also in a collective and in C code. Where
+    torch has no such server, or a backend no recorder, there is no answer. ``TORCH_FR_BUFFER_SIZE`` sets how many
+    collectives are remembered.
     """
-    trace = next(filter(None, (_ask(path, handler) for handler in _HANDLERS)), b"{}")
-    wait = _ask(path, _WAIT) or b"null"  # takes the GIL: last, as it may not be given
-    if trace == b"{}" and wait == b"null":
-        return b""
-    return b'{"wait": ' + wait + (b", " if trace.strip(b"{} \n") else b"") + trace.lstrip()[1:]
-
-
-def _ask(path: str, handler: bytes) -> bytes:
     import socket
 
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_PATIENCE)
-            connection.connect(path)
-            connection.sendall(b"POST /handler/" + handler + b" HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
-            head, _, body = b"".join(iter(lambda: connection.recv(2**16), b"")).partition(b"\r\n\r\n")
+        for handler in _HANDLERS:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_PATIENCE)
+                connection.connect(path)
+                connection.sendall(b"POST /handler/" + handler + b" HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
+                head, _, body = b"".join(iter(lambda: connection.recv(2**16), b"")).partition(b"\r\n\r\n")
+            if b" 404 " not in head.partition(b"\r\n")[0]:
+                return body
     except OSError:
-        return b""
-    return body if b" 200 " in head.partition(b"\r\n")[0] else b""
+        pass
+    return b""
 
 
 def wait_in(frames: list[Any]) -> dict[str, Any] | None:
@@ -458,19 +448,6 @@ def last_collectives() -> bytes:
     return json.dumps({"entries": entries, "pg_config": trace.get("pg_config")}).encode() if entries else b""
 
 
-def _tell_wait(request: Any, response: Any) -> None:
-    """Answer for torch's server, in one of its threads."""
-    import json
-    import threading
-
-    frame, frames = sys._current_frames().get(threading.main_thread().ident or 0), []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    response.set_content(json.dumps(wait_in(frames[::-1])), "application/json")
-    response.set_status(200)
-
-
 def serve_recorder(path: str) -> None:
     """Serve that of this process at a socket, where torch can; call before it makes a process group."""
     try:
@@ -483,12 +460,6 @@ def serve_recorder(path: str) -> None:
     try:
         os.dup2(null, 2)  # it would say where it listens
         server = _WorkerServer(path)
-        try:
-            from torch._C._distributed_c10d import _register_handler
-        except ImportError:
-            pass
-        else:
-            _register_handler(_WAIT.decode(), _tell_wait)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))  # its destructor would wait for its thread
     except RuntimeError:
         pass
