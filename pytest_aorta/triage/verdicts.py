@@ -26,7 +26,6 @@ from pytest_aorta.triage.rates import Counts, Interval
 from pytest_aorta.triage.rounds import Rounds, is_sooner, round_counts, rounds_of
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.speed import OperatorChange, Speed, Subject, changed_operators, compare_speeds, measured
-from pytest_aorta.triage.stragglers import slow_ranks
 from pytest_aorta.triage.where import (
     NO_ASSOCIATIONS,
     Association,
@@ -35,6 +34,7 @@ from pytest_aorta.triage.where import (
     associations,
     dependence,
     nodes_of,
+    slow_ranks,
 )
 
 if TYPE_CHECKING:
@@ -594,7 +594,7 @@ class Triage:
         idle = (f"--aorta-{name} matched in 0 of {number}" for name, number in unmatched)
         checks = [(cell.key, check_forks(cell.finished)) for cell in self.cells]
         forks = (f"{key.label}: {check.sentence}" for key, check in checks if check.differ)
-        warnings = (*found.warnings, *contradictions, *forks, *idle, *slow_ranks(cells.values()))
+        warnings = (*found.warnings, *contradictions, *forks, *idle, *slow_ranks(self.cells))
         nodes = tuple(self.nodes()) if self.settings.by_node else ()
         table = Table(tuple(rows.values()), self.settings, warnings, found, nodes=nodes)
         return table.observed(self._observer_effects())

@@ -6,6 +6,7 @@ cells may have different rates. What is found is no verdict on a cell, but a rea
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -590,6 +591,37 @@ def _ranks(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     shares = tuple(Share(f"rank {each}", number[each], len(causes)) for each in range(most))
     counts = (number[rank], len(causes), len(causes), len(causes))
     yield Association("rank", f"rank {rank}", *counts, found[rank], shares=shares, sentence=text)
+
+
+#: Below this chance, all cells together, a rank is not the slowest so often by chance.
+_STRAGGLER_LEVEL = 1e-4
+
+#: As many times the median of all ranks, in half of the trials at least: less changes nothing for the others.
+_STRAGGLES_BY = 1.05
+
+
+def slow_ranks(cells: Iterable[CellTrials]) -> Iterator[str]:
+    """``rank 3 is the slowest in 20 of 20 trials, 1.4 times the median``, for each cell in which one is.
+
+    Binomial: were all ranks alike, each would be the slowest in one of as many trials as there are ranks. The chance is
+    that for any rank of any cell (Bonferroni).
+    """
+    measured = {cell.key: [facts.slowest for facts in cell.finished if facts.slowest is not None] for cell in cells}
+    measured = {key: each for key, each in measured.items() if each}
+    if not measured:
+        return
+    from scipy.stats import binom
+
+    for key, slowest in measured.items():
+        (rank, count), *_ = Counter(rank for rank, _, _ in slowest).most_common(1)
+        ranks = min(size for _, _, size in slowest)
+        times = statistics.median(ratio for each, ratio, _ in slowest if each == rank)
+        chance = float(binom.sf(count - 1, len(slowest), 1 / ranks)) * ranks * len(measured)
+        if chance < _STRAGGLER_LEVEL and times >= _STRAGGLES_BY:
+            yield (
+                f"{key.label}: rank {rank} is the slowest in {count} of {len(slowest)} trials, {times:.2g} times the "
+                "median of all ranks: look at its device, its host, and what only it does"
+            )
 
 
 # Order in time, and the trial before.

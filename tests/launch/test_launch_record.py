@@ -115,7 +115,7 @@ def checked(seen: Observation) -> tuple[TrialResult, ExitStatus]:
     assert status in get_args(ExitStatus)
     if status == "ok":
         assert record.result.passed
-        assert record.failure is None or record.failure.phase == "cleanup"
+        assert record.failure is None or record.failure.phase in ("cleanup", "exit")
     else:
         assert failure is not None
         assert record.failure is not None

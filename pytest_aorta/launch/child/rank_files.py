@@ -378,7 +378,7 @@ def read_processes(folder: Path) -> list[Process]:
                 ends[own.host, entry["of"]] = RankExit(entry["code"], entry["of"], entry["at"])
     for key, end in ends.items():
         if (process := found.get(key)) is not None:
-            # One that this package has adopted was perhaps ended by a launcher that tells nobody.
+            # Without a time, its parent had gone: whether that has ended it is not known.
             stopped = None if end.at is None and key not in asked else key in asked
             process.end = replace(end, sec=max(0.0, (end.at or 0.0) - process.started), stopped=stopped)
     return sorted(found.values(), key=lambda process: process.started)
@@ -410,10 +410,10 @@ def end_process(folder: Path, rank: int, process: Process, left: str = "") -> No
     at = process.lived if end is None else end.at
     done: Event = {"type": "end", "phase": "run", "sec": (at or process.started) - process.started, "at": at}
     has_said = process.raised is not None or process.exits is not None
-    is_terminated = end is not None and end.exitcode == -signal.SIGTERM
-    by_itself = end is not None and not end.stopped and not (is_terminated and end.stopped is None)
+    by_sigterm = end is not None and end.exitcode == -signal.SIGTERM
+    by_itself = end is not None and (end.stopped is False or (end.stopped is None and not by_sigterm))
     if failure is not None and (has_said or by_itself):
-        if is_terminated and end is not None and end.stopped is False:
+        if by_sigterm and by_itself:
             failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
         _append(event_log(folder, rank), {**done, "failure": failure})
         log_wait(folder, rank, ((process.exits if process.raised is None else process.raised) or {}).get("wait"))

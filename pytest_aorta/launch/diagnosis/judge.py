@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from pytest_aorta.launch.diagnosis.collectives import find_mismatch, find_rejecting, positions
+from pytest_aorta.launch.diagnosis.collectives import busy_ms, find_mismatch, find_rejecting, positions
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence, rank_names
-from pytest_aorta.launch.diagnosis.stragglers import busy_ms
 from pytest_aorta.launch.diagnosis.traces import relation_in, relation_to_a_peer, sizes_in
 from pytest_aorta.launch.diagnosis.waits import WaitGraph
 from pytest_aorta.trials.outcome import (
@@ -408,29 +407,8 @@ class _Case:
         order = sorted((found[number].weight, found[number].at, number) for number in gave_up)
         waited = order[0][2] if order and not hung else None
         lost = waited is not None and found[waited].weight == PEER_LOST
-        # A script, and a rank of an outer launcher, is asked for its stack only when its deadline has passed. One that
-        # was ended when another gave up may have waited as well, and is not missing.
-        asked = waited is None or self.trial.launcher in ("elastic", "torchrun")
-        own_limits = [rank.overdue for rank in ranks.values() if rank.overdue is not None]
-        # Ended, or went on, before they could be asked where they were.
-        unseen = {number for number, own in found.items() if own.is_echo}
-        for number, own in found.items() if not lost else ():
-            rank = ranks[number]
-            if own.hung and own_limits:
-                # It ended, or reported, between the first limit and its own.
-                ends = (event.get("at") or 0.0 for event in rank.events or () if event["type"] == "end")
-                if rank.overdue is None or any(min(own_limits) < at <= rank.overdue for at in ends):
-                    unseen.add(number)
-            if own.follows and not asked and rank.location is None and rank.collective is None:
-                unseen.add(number)
-        waiting: set[int] = set()
-        for number in ranks.keys() - unseen:
-            location = ranks[number].location
-            in_collective = location is not None and location.collective is not None
-            if (in_collective and (not hung or number in hung or number not in found)) or (
-                not hung and number in gave_up
-            ):
-                waiting.add(number)
+        unseen = self._unseen(lost=lost, at_deadline=waited is None)
+        waiting = {number for number in ranks.keys() - unseen if self._is_waiting(number, hung, gave_up)}
         entered = {number: rank.collectives for number, rank in ranks.items() if rank.collectives}
         world_size = self.trial.world_size or len(ranks)
         sizes = {number: each for number, rank in ranks.items() if (each := sizes_in(rank.complaint)) is not None}
@@ -484,6 +462,30 @@ class _Case:
         self.blamed = next(iter(blamed)) if len(blamed) == 1 else None
         self.confidence, self.grounds = confidence, grounds
         self.waiting, self.unseen, self.waited = present, unseen, waited
+
+    def _unseen(self, *, lost: bool, at_deadline: bool) -> set[int]:
+        """Ranks that ended, or went on, before they could be asked where they were."""
+        # A script, and a rank of an outer launcher, is asked for its stack only when its deadline has passed. One that
+        # was ended when another gave up may have waited as well, and is not missing.
+        asked = at_deadline or self.trial.launcher in ("elastic", "torchrun")
+        own_limits = [rank.overdue for rank in self.ranks.values() if rank.overdue is not None]
+        unseen = {number for number, own in self.found.items() if own.is_echo}
+        for number, own in self.found.items() if not lost else ():
+            rank = self.ranks[number]
+            if own.hung and own_limits:
+                # It ended, or reported, between the first limit and its own.
+                ends = (event.get("at") or 0.0 for event in rank.events or () if event["type"] == "end")
+                if rank.overdue is None or any(min(own_limits) < at <= rank.overdue for at in ends):
+                    unseen.add(number)
+            if own.follows and not asked and rank.location is None and rank.collective is None:
+                unseen.add(number)
+        return unseen
+
+    def _is_waiting(self, number: int, hung: set[int], gave_up: set[int]) -> bool:
+        location = self.ranks[number].location
+        if location is not None and location.collective is not None:
+            return not hung or number in hung or number not in self.found
+        return not hung and number in gave_up
 
     def _where(self, number: int, unseen: set[int]) -> str:
         rank, own = self.ranks[number], self.found.get(number)

@@ -56,7 +56,7 @@ class WaitGraph:
         return odd if self.waits.keys() <= {*self.waits[odd].members} else None
 
     def awaited(self) -> int | None:
-        """The one rank that all chains end at, which waits for nobody; ``None`` where there is none, or several."""
+        """The rank at the end of all chains, which waits for no other; ``None`` where there are several, or a ring."""
         ends = set[int]().union(*self.edges.values()) - self.edges.keys()
         return None if len(ends) != 1 or self.ring() else next(iter(ends))
 

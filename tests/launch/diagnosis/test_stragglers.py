@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from pytest_aorta.launch.diagnosis.collectives import busy_ms
 from pytest_aorta.launch.diagnosis.evidence import Collective, RankEvidence, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge
-from pytest_aorta.launch.diagnosis.stragglers import busy_ms
 from pytest_aorta.trials.records import Event
 
 MS = 1_000_000

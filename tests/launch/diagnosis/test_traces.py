@@ -387,8 +387,8 @@ def test_what_this_package_puts_into_a_program_is_no_place_either() -> None:
 
 OF_TORCH = Frame("/venv/lib/python3.12/site-packages/torch/__init__.py", 9, "<module>")
 IMPORTING = Frame("<frozen importlib._bootstrap>", 1360, "_find_and_load")
-OF_PROGRAM = Frame("/work/train.py", 3, "<module>")
-OF_MODEL = Frame("/work/model.py", 2, "<module>")
+OF_PROGRAM = Frame("/home/me/train.py", 3, "<module>")
+OF_MODEL = Frame("/home/me/model.py", 2, "<module>")
 
 
 @pytest.mark.parametrize(

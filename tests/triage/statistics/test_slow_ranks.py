@@ -12,7 +12,7 @@ from support.triage_facts import trials
 
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import facts_of
-from pytest_aorta.triage.stragglers import slow_ranks
+from pytest_aorta.triage.where import slow_ranks
 
 
 def cell(slowest: Sequence[tuple[int, float, int] | None], name: str = "none") -> CellTrials:
@@ -24,7 +24,7 @@ def cell(slowest: Sequence[tuple[int, float, int] | None], name: str = "none") -
 
 
 def said(*cells: CellTrials) -> list[str]:
-    return list(slow_ranks(each.statistics for each in cells))
+    return list(slow_ranks(each for each in cells))
 
 
 def test_a_rank_that_is_always_the_slowest_is_named() -> None:
