@@ -331,8 +331,8 @@ def more_trials(
 
     ``None`` where even 500 do not: then nothing is said, as observed rates are no promise. What is still possible is
     drawn (the predictive distribution): with the weight that the trials give it, both rates are equal, else each has a
-    distribution of its own (Jeffreys's prior; both have the weight one half before). Further trials are drawn from
-    that, and judged as by tests that hold at any time, as they are a second look: their limits are about
+    distribution of its own (Jeffreys's prior; before any trial, the odds of equal rates are 1 to 2). Further trials are
+    drawn from that, and judged as by tests that hold at any time, as they are a second look: their limits are about
     sqrt(2 log(2 / level) + log(trials)) standard errors wide. ``comparisons`` share the level.
     """
     import numpy as np
