@@ -118,7 +118,8 @@ def asked(stage: Stage, *options: str) -> list[tuple[dict[str, Any], list[Any], 
         pytest.param("-u inner/../asks.py {trial}", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
-def test_properties_of_a_fresh_interpreter(stage: Stage, words: str) -> None:
+def test_properties_of_a_fresh_interpreter(stage: Stage, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # which commands get, unless they start as typed
     stage.write(asks=ASKS, asks_helper=HELPER)
     stage.write_file("inner/nothing.txt", "")
     command = ("--aorta-command", f"{shlex.quote(sys.executable)} {words}")

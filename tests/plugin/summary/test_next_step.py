@@ -102,7 +102,7 @@ def test_a_question_about_speed_is_answered_with_speed(stage: Stage, other: str)
         train="""
         import os, time
         for step in range(1, 4):
-            time.sleep(0.03 if os.environ.get("PAUSE") else 0.01)
+            time.sleep(0.1 if os.environ.get("PAUSE") else 0.01)  # whatever runs beside it
             print("step", step, flush=True)
         """
     )
