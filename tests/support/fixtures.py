@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ def imported() -> None:
 def stage(imported: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     for name in set(os.environ) - set(Stage(pytester.path).environ()):
         monkeypatch.delenv(name)
+    # Runs in this process choose as users' do, but for how fast this machine is beside other tests.
+    monkeypatch.setattr("pytest_aorta.launch.host.starts.QUICK", math.inf)
     stage = Stage(pytester.path, pytester)
     monkeypatch.setenv(MARK, stage.mark)
     yield stage
