@@ -260,6 +260,7 @@ def build_record(
         how_started=seen.how_started,
         preloaded=seen.preloaded,
         not_preloaded=seen.not_preloaded,
+        imports_sec=seen.imports_sec,
         ranks=seen.ranks,
         phases_sec=seen.phases_sec,
         started_at=started_at,

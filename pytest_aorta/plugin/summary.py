@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,9 @@ _NARROWEST = 80
 #: Reasons that are shown for a result that was not kept.
 _MOST_REASONS = 6
 
+#: Phases that begin once the ranks of a trial run; trials, and the share of their time, that say something of imports.
+_OF_A_TRIAL, _FEWEST, _SHARE = ("setup", "run", "cleanup", "exit"), 2, 0.25
+
 #: Different warnings that the summary shows; all are in the trial files.
 _WARNINGS = 20
 
@@ -57,6 +61,8 @@ class CellSummary:
     bad_end: str = ""
     #: How its trials were started, and why, as the last one has it.
     how_started: str = ""
+    #: Of trials whose ranks are forks: the seconds of their imports by module, and of all their phases.
+    imports: list[tuple[dict[str, float], float]] = field(default_factory=list)
     #: How many trials have each.
     warnings: Counter[str] = field(default_factory=Counter)
 
@@ -98,6 +104,8 @@ class Summary:
             cell.bad_ends += 1
             cell.bad_end = cell.bad_end or failure["message"]
         cell.how_started = result.get("how_started") or cell.how_started
+        if result.get("zygote") is not None and (phases := result.get("phases_sec", {})):
+            cell.imports.append((result.get("imports_sec", {}), sum(phases.get(name, 0.0) for name in _OF_A_TRIAL)))
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
         place = result["execution_env"]
         if place.get("verified") is False:
@@ -187,6 +195,7 @@ class Summary:
                 yield f"starts of {key.label}: {found.how_started}", ""
         elif any(found.how_started == FORKS for found in self._cells.values()):
             yield f"{FORKS}, and is what --aorta-isolation fork means", ""
+        yield from ((line, "") for line in preload_lines(self._cells.values(), run.selection.execution.preload))
         if self._repeats:
             what = ", ".join(f"{number} {status}" for status, number in sorted(self._repeats.items()))
             text = f"{counted(sum(self._repeats.values()), 'repeat')} of the same trials not in the table: {what}"
@@ -215,6 +224,22 @@ class Summary:
             kept = counted(run.selection.history, "run")
             gone = counted(self.pruned, "earlier record")
             yield f"history: {gone} removed, {kept} of each workload kept (aorta_history)", ""
+
+
+def preload_lines(cells: Iterable[CellSummary], preload: str | tuple[str, ...]) -> Iterator[str]:
+    """Which imports take more than a quarter of a trial, in forks of a process that could have imported them once."""
+    trials = [each for cell in cells for each in cell.imports]
+    if len(trials) < _FEWEST or preload == "none":
+        return
+    for module in sorted({name for imports, _ in trials for name in imports}):
+        spent = statistics.median(imports.get(module, 0.0) for imports, _ in trials)
+        lasts = statistics.median(sec for _, sec in trials)
+        if spent > _SHARE * lasts:
+            names = ",".join([*(preload if isinstance(preload, tuple) else ()), module])
+            yield (
+                f"the ranks of each trial import {module}, {spent:.1f} of {lasts:.1f} s: "
+                f"--aorta-preload {names} does it once"
+            )
 
 
 def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:

@@ -56,6 +56,7 @@ class Observation:
         imported: modules that it has imported itself, and its zygote could have imported in advance.
         imports_over: whether these are all.
         not_preloaded: what else it has imported, or would have, and why that must not be imported in advance.
+        imports_sec: seconds of what the first rank has imported from installed distributions, where they count.
         attempts: those that were followed by another one.
         rank_failure: the root cause among the ranks.
         rank_cleanup: the first failure in the cleanup of a rank.
@@ -84,6 +85,7 @@ class Observation:
     imported: list[str] = field(default_factory=list)
     imports_over: bool = False
     not_preloaded: str | None = None
+    imports_sec: dict[str, float] = field(default_factory=dict)
     ranks: list[RankRecord] = field(default_factory=list)
     states: list[GroupState] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
@@ -143,6 +145,8 @@ class Observation:
         elif kind == "imports_over":
             if not self.imports_over:  # by a program that it has started, perhaps
                 self.imports_over, self.not_preloaded = True, event["note"]
+        elif kind == "imports_sec":
+            self.imports_sec = event["imports"]
         elif kind == "ranks_start":
             self.phase = "launch"
         elif kind == "group":

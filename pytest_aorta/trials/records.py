@@ -243,8 +243,8 @@ class Attempt:
 
 
 EventType = Literal[
-    "begin", "end", "progress", "alive", "env", "env_end", "imported", "imports_over", "ranks_start", "ranks_ready",
-    "rank_pids", "group", "attempt", "ranks", "failed", "lived",
+    "begin", "end", "progress", "alive", "env", "env_end", "imported", "imports_over", "imports_sec", "ranks_start",
+    "ranks_ready", "rank_pids", "group", "attempt", "ranks", "failed", "lived",
 ]  # fmt: skip
 
 
@@ -273,6 +273,7 @@ class Event(TypedDict, total=False):
     sources: dict[str, str]
     modules: list[str]
     module: str
+    imports: dict[str, float]
     note: str | None
     group: GroupState
     attempt: Attempt

@@ -203,8 +203,9 @@ class TrialResult(_Record):
     one, is that of its cleanup or exit; a ``timeout`` is one in its failure, too. ``warnings`` are what a reader has to
     know before the result is believed. ``zygote``: which prepared process of its cell the trial was forked from, from
     0; those of one share what it drew at its start. ``None`` for a trial that was a process of its own.
-    ``how_started``: what was chosen for the trials of its cell, and why. Fields that the schema of AORTA does not have
-    may be missing.
+    ``how_started``: what was chosen for the trials of its cell, and why. ``imports_sec``: seconds that the first rank
+    has spent on imports from installed distributions, by module, of those that took 0.05 s and more. Fields that the
+    schema of AORTA does not have may be missing.
     """
 
     schema_version: Literal["0.1"] = SCHEMA_VERSION
@@ -226,6 +227,7 @@ class TrialResult(_Record):
     how_started: str = ""
     preloaded: list[str] = Field(default_factory=list)
     not_preloaded: str | None = None
+    imports_sec: dict[str, Time] = Field(default_factory=dict)
     ranks: list[RankRecord] = Field(default_factory=list)
     elastic: Elastic | None = None
     phases_sec: dict[str, Time] = Field(default_factory=dict)

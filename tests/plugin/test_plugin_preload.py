@@ -118,3 +118,17 @@ def test_a_module_that_is_named_and_not_there_is_an_error_that_says_so(lazy: Sta
     said = "--aorta-preload slowe: its import in advance raises ModuleNotFoundError: No module named 'slowe'"
     assert said in text(result)
     assert lazy.statuses() == {"Lazy/trial_0.json": "infrastructure_failed"}
+
+
+def test_ranks_that_mostly_import_are_a_line_below_the_table_with_the_option_that_spares_it(lazy: Stage) -> None:
+    install(lazy, {"slow/__init__.py": "import os, time; pid = os.getpid(); time.sleep(0.6)"})
+    lazy.write(ranks=f"{LAZY}\n    launch_mode = 'distributed'\n    min_world_size = 2\n")
+    shared = ("ranks.py", "--aorta-trials", "2", "--aorta-isolation", "fork")
+    result = lazy.run_here(*shared)
+    [line] = [line for line in result.outlines if line.startswith("the ranks of each trial import slow, ")]
+    assert line.endswith(": --aorta-preload slow does it once")
+    assert lazy.trial("Lazy/trial_1.json")["imports_sec"].keys() == {"slow"}
+
+    result = lazy.run_here(*shared, "--aorta-preload", "slow")
+    assert "the ranks of each trial" not in text(result)
+    assert lazy.trial("Lazy/trial_1.json")["imports_sec"] == {}

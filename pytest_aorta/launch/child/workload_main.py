@@ -237,6 +237,7 @@ def run_workload(
     config = with_added(config, cls, isolation, *of_trial)
     if payload["watch_imports"] and _static is not None:
         learner = LearnedImports(seeds, send)
+    timed = TimedImports() if payload["mode"] != "single" and is_first else None
 
     def before_setup() -> None:
         if getattr(cls, "launch_mode", None) != "distributed" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -254,6 +255,8 @@ def run_workload(
     def after_run() -> None:
         if learner is not None:
             learner.end()
+        if timed is not None and (imports := timed.end()):
+            send({"type": "imports_sec", "imports": imports})
         if watch is not None:
             watch.limit(payload["timeout"], payload["stall_timeout"], spent=time.monotonic() - began)
         later = imported_later(cls, None if _static is None else _static.modules, _sources)
@@ -351,25 +354,13 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         elsewhere = threading.get_ident() != self._thread
         if self._over or os.getpid() != self._process or (self._importing and not elsewhere):
             return None
-        if fullname.partition(".")[0] in sys.stdlib_module_names:
-            return None
-        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
-        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
-        loader: Any = None if spec is None else spec.loader
-        if spec is None or spec.origin is None or not hasattr(loader, "exec_module"):
-            return spec  # a namespace runs no code
-        if not any(folder in INSTALLED for folder in spec.origin.split(os.sep)):
+        spec = _spec_elsewhere(self, fullname, path, target)
+        if spec is None or not _is_installed(spec):
             return spec
         if elsewhere:
             self.end(f"{fullname}: a thread imported it")
-            return spec
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            loader.exec_module = execute
-            self._execute(spec.name, execute, module)
-
-        loader.exec_module = exec_module
+        else:
+            _execute_by(spec, self._execute)
         return spec
 
     def _execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
@@ -397,6 +388,75 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         else:
             with contextlib.suppress(OSError):
                 self._send({"type": "imported", "module": name})
+
+
+class TimedImports(importlib.abc.MetaPathFinder):
+    """Times each import from site-packages that is not part of another one, in the thread that makes this."""
+
+    def __init__(self) -> None:
+        self._sec: dict[str, float] = {}
+        self._thread, self._importing = threading.get_ident(), False
+        sys.meta_path.insert(0, self)
+
+    def end(self) -> dict[str, float]:
+        """Watch no longer; the seconds by module, of those that took some."""
+        with contextlib.suppress(ValueError):  # the workload has taken it out
+            sys.meta_path.remove(self)
+        return {name: sec for name, sec in self._sec.items() if sec >= _SLOW_IMPORT}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if self._importing or threading.get_ident() != self._thread:
+            return None
+        spec = _spec_elsewhere(self, fullname, path, target)
+        if spec is not None and _is_installed(spec):
+            _execute_by(spec, self._execute)
+        return spec
+
+    def _execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
+        if self._importing:
+            execute(module)
+            return
+        self._importing, began = True, time.monotonic()
+        try:
+            execute(module)
+        finally:
+            self._importing, self._sec[name] = False, time.monotonic() - began
+
+
+#: Seconds of an import that is worth a word.
+_SLOW_IMPORT = 0.05
+
+
+def _spec_elsewhere(
+    finder: importlib.abc.MetaPathFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> importlib.machinery.ModuleSpec | None:
+    """The spec that the other finders have; none of a module of the standard library."""
+    if fullname.partition(".")[0] in sys.stdlib_module_names:
+        return None
+    finders = [each for each in sys.meta_path if each is not finder and hasattr(each, "find_spec")]
+    return next(filter(None, (each.find_spec(fullname, path, target) for each in finders)), None)
+
+
+def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
+    """Whether it leads into a distribution, and runs code."""
+    has_code = spec.origin is not None and hasattr(spec.loader, "exec_module")
+    return has_code and any(folder in INSTALLED for folder in str(spec.origin).split(os.sep))
+
+
+def _execute_by(
+    spec: importlib.machinery.ModuleSpec, around: Callable[[str, Callable[[ModuleType], object], ModuleType], None]
+) -> None:
+    """Have ``around`` run the module: with its name, and what executes it."""
+    loader: Any = spec.loader
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        loader.exec_module = execute
+        around(spec.name, execute, module)
+
+    loader.exec_module = exec_module
 
 
 def _state(importing: str | None = None) -> dict[str, Any]:

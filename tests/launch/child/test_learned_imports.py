@@ -220,3 +220,17 @@ def test_what_runs_in_every_trial_imports_no_torch_by_itself() -> None:
     code = "import sys, pytest_aorta.launch.child.trial_main; print({'torch', 'numpy', 'scipy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_imports_are_timed_without_those_that_are_part_of_another(trial: Trial) -> None:
+    trial.install(first="import lazy_second, time; time.sleep(0.06)", second="import time; time.sleep(0.06)")
+    timed = workload_main.TimedImports()
+    for name in ("lazy_first", "lazy_second", "lazy_third"):
+        importlib.import_module(name)
+    spent = timed.end()
+
+    assert spent.keys() == {"lazy_first"}
+    assert spent["lazy_first"] > 0.1
+    trial.install(fourth="import time; time.sleep(0.06)")
+    importlib.import_module("lazy_fourth")
+    assert timed.end() == spent
