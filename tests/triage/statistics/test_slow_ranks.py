@@ -11,7 +11,7 @@ from support.records import record
 from support.triage_facts import trials
 
 from pytest_aorta.triage.cells import CellTrials
-from pytest_aorta.triage.facts import facts_of
+from pytest_aorta.triage.facts import Place, facts_of
 from pytest_aorta.triage.where import slow_ranks
 
 
@@ -31,6 +31,30 @@ def test_a_rank_that_is_always_the_slowest_is_named() -> None:
     assert said(cell([(3, 1.38, 4)] * 18 + [(1, 1.02, 4)] * 2)) == [
         "gemm local-none: rank 3 is the slowest in 18 of 20 trials, 1.4 times the median of all ranks: look at its "
         "device, its host, and what only it does"
+    ]
+
+
+def test_a_device_that_is_the_slowest_whichever_rank_has_it_is_named_in_place_of_the_rank() -> None:
+    found = cell([(1, 1.3, 2), (0, 1.02, 2), (0, 1.3, 2), (1, 1.01, 2)] * 20)
+    devices = [(0, 5), (2, 3), (5, 1), (2, 3)] * 20
+    slots = CellTrials(found.key, "local", ("none",))
+    for each, those in zip(found.finished, devices, strict=True):
+        slots.add(replace(each, place=Place("here", those)))
+
+    assert said(slots) == [
+        "the rank on device 5 of here is the slowest in 40 of 40 trials, 1.3 times the median of all ranks"
+    ]
+
+
+def test_a_rank_that_has_one_device_in_all_trials_is_named_with_it() -> None:
+    found = cell([(3, 1.38, 4)] * 20)
+    placed = CellTrials(found.key, "local", ("none",))
+    for each in found.finished:
+        placed.add(replace(each, place=Place("here", (4, 5, 6, 7))))
+
+    assert said(placed) == [
+        "gemm local-none: rank 3 is the slowest in 20 of 20 trials, 1.4 times the median of all ranks: look at its "
+        "device 7 of here, its host, and what only it does"
     ]
 
 
