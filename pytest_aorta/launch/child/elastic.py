@@ -29,7 +29,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, g
 
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
-from pytest_aorta.launch.child.bootstrap.sitecustomize import last_collectives, serve_recorder, wait_in
+from pytest_aorta.launch.child.bootstrap.ranks import last_collectives, serve_recorder, wait_in
 from pytest_aorta.launch.child.command import Lines, command_result
 from pytest_aorta.launch.child.rank_files import (
     attempt_folder,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.texts import read_tail
-from pytest_aorta.launch.child.bootstrap.sitecustomize import ask_recorder
+from pytest_aorta.launch.child.bootstrap.ranks import ask_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
 from pytest_aorta.launch.diagnosis.evidence import (
     AgentEnd,
@@ -88,7 +88,7 @@ def log_event(folder: Path, rank: int, event: Event) -> None:
 
 
 def log_wait(folder: Path, rank: int, wait: Mapping[str, Any] | None) -> None:
-    """Likewise what the call waited for that has raised, as of ``sitecustomize.wait_in``."""
+    """Likewise what the call waited for that has raised, as of ``bootstrap.ranks.wait_in``."""
     if wait is not None:
         _append(event_log(folder, rank), {"type": "wait", "wait": wait})
 
