@@ -26,7 +26,7 @@ from pytest_aorta.settings import OPTION, RequestError
 EnvironmentKind = Literal["docker", "venv", "rocm", "local"]
 
 #: What starts a process in a container.
-Engine = Literal["docker", "podman", "apptainer", "singularity", "enroot"]
+Engine = Literal["docker", "podman"]
 
 #: ``source_package`` of everything that this distribution brings itself.
 BUILTIN_SOURCE: Final = "pytest-aorta"

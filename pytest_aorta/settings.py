@@ -510,17 +510,3 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
 
 SETTINGS = (*[setting for group in GROUPS.values() for setting in group],)
 BY_NAME = {setting.name: setting for setting in SETTINGS}
-
-#: Options that there are no more, or never were but are looked for, and what to type.
-RENAMED = {
-    "--aorta-until-decided": "--aorta-stop=decided",
-    "--aorta-minimize": "pytest-aorta minimize",
-    "--aorta-max-trials": "pytest-aorta minimize --max-trials",
-    "--aorta-duration": "--aorta-stop=8h, or another time",
-    "--aorta-submit": "pytest-aorta submit --cluster CLUSTER",
-    "--aorta-dry-run": "pytest-aorta submit --dry-run",
-    "--aorta-max-jobs": "pytest-aorta submit --max-jobs N",
-    "--aorta-yes": "pytest-aorta submit --yes",
-    "--aorta-own-cores": "--aorta-slots=N,own-cores, or --aorta-slots=own-cores",
-    **{f"--aorta-{each.name}": f"-o {each.ini}=VALUE, or the ini file" for each in SETTINGS if each.scope == "ini"},
-}

@@ -36,16 +36,7 @@ PACKAGES = "/opt/pytest-aorta"
 #: Name of the container of a zygote.
 CONTAINER = f"pytest-aorta-{TAG_WORD}"
 
-#: Engines for an image, first choice first, by the suffix of the image; of an image without one, the last row.
-_BY_SUFFIX: tuple[tuple[tuple[str, ...], tuple[Engine, ...]], ...] = (
-    ((".sif", ".simg"), ("apptainer", "singularity")),
-    ((".sqsh", ".squashfs"), ("enroot",)),
-    (("",), ("docker", "podman")),
-)
-
 Gpu = Literal["nvidia", "amd"]
-
-_AMD_DEVICES = ("/dev/kfd", "/dev/dri")
 
 
 class Mount(NamedTuple):
@@ -77,10 +68,7 @@ class Caller:
 
 def candidates(environment: Environment) -> tuple[Engine, ...]:
     """Engines that could start the environment's image, first choice first."""
-    if isinstance(environment.enter, str):
-        return (environment.enter,)
-    image = environment.docker or ""
-    return next(engines for suffixes, engines in _BY_SUFFIX if image.endswith(suffixes))
+    return (environment.enter,) if isinstance(environment.enter, str) else ENGINES
 
 
 def choose_engine(
@@ -115,41 +103,25 @@ def run_command(
     The container is called by the tag of the zygote. It shares network and shared memory with this host, as ranks and
     loaders need them, and the GPUs. The image has to be here: a download is no part of a trial.
     """
-    nvidia, amd = caller.gpu == "nvidia", caller.gpu == "amd"
-    if engine in ("apptainer", "singularity"):
-        # Neither the variables of this host nor what is installed in its home folder.
-        words = ["exec", "--cleanenv", "--no-home", f"--pwd={cwd}"]
-        words += [f"--bind={source}:{target}:{mode}" for source, target, mode in mounts]
-        words += ["--nv"] if nvidia else ["--rocm"] if amd else []
-    elif engine == "enroot":
-        words = ["start"]
-        words += [f"--mount={source}:{target}:none:x-create=dir,rbind,{mode}" for source, target, mode in mounts]
-        words += ["--env=NVIDIA_VISIBLE_DEVICES=all"] if nvidia else []
-        words += [f"--mount={device}:{device}:none:x-create=auto,rbind,rw" for device in _AMD_DEVICES if amd]
-    else:
-        words = ["run", "--rm", f"--name={CONTAINER}", "--pull=never", "--network=host", "--ipc=host"]
-        words += [f"--user={caller.uid}:{caller.gid}", "--security-opt=label=disable", f"--workdir={cwd}"]
-        rootless = engine == "podman" and caller.uid != 0
-        words += ["--userns=keep-id"] if rootless else []
-        if caller.uid != 0:
-            # The image has no such user: libraries that look for one read these first.
-            words += ["--env=HOME=/tmp", f"--env=USER={caller.name}", f"--env=LOGNAME={caller.name}"]
-        if nvidia:
-            words.append("--gpus=all" if engine == "docker" else "--device=nvidia.com/gpu=all")
-        if amd:
-            words += [*(f"--device={device}" for device in _AMD_DEVICES), "--security-opt=seccomp=unconfined"]
-            groups = ["keep-groups"] if rootless else caller.gpu_groups
-            words += [f"--group-add={group}" for group in groups]
-        for source, target, mode in mounts:
-            fields = io.StringIO()
-            read_only = ["readonly"] if mode == "ro" else []
-            csv.writer(fields).writerow(["type=bind", f"source={source}", f"target={target}", *read_only])
-            words.append(f"--mount={fields.getvalue().rstrip()}")
+    words = ["run", "--rm", f"--name={CONTAINER}", "--pull=never", "--network=host", "--ipc=host"]
+    words += [f"--user={caller.uid}:{caller.gid}", "--security-opt=label=disable", f"--workdir={cwd}"]
+    rootless = engine == "podman" and caller.uid != 0
+    words += ["--userns=keep-id"] if rootless else []
+    if caller.uid != 0:
+        # The image has no such user: libraries that look for one read these first.
+        words += ["--env=HOME=/tmp", f"--env=USER={caller.name}", f"--env=LOGNAME={caller.name}"]
+    if caller.gpu == "nvidia":
+        words.append("--gpus=all" if engine == "docker" else "--device=nvidia.com/gpu=all")
+    if caller.gpu == "amd":
+        words += ["--device=/dev/kfd", "--device=/dev/dri", "--security-opt=seccomp=unconfined"]
+        groups = ["keep-groups"] if rootless else caller.gpu_groups
+        words += [f"--group-add={group}" for group in groups]
+    for source, target, mode in mounts:
+        fields = io.StringIO()
+        read_only = ["readonly"] if mode == "ro" else []
+        csv.writer(fields).writerow(["type=bind", f"source={source}", f"target={target}", *read_only])
+        words.append(f"--mount={fields.getvalue().rstrip()}")
     return (program, *words, *options, image)
-
-
-def stop_command(engine: Engine, program: str) -> tuple[str, ...]:
-    return (program, "kill", CONTAINER) if engine in ("docker", "podman") else ()
 
 
 #: Variables that change from item to item.
@@ -202,8 +174,7 @@ def container_command(
     if environment.docker is None or found is None:
         raise EnvironmentUnusable(
             f"environment {environment.name!r} ({environment.source_package}) is to be entered, but "
-            f"{' or '.join(candidates(environment))} is not on PATH; the field 'enter' may name another engine: "
-            f"{', '.join(ENGINES)}"
+            f"{' or '.join(candidates(environment))} is not on PATH; other engines are launcher prefixes"
         )
     # The socket of its start and what else is private to a trial lie in the temporary directory, or in /tmp.
     folders = [inherited.cwd, *_sources(inherited.sys_path), tempfile.gettempdir(), "/tmp"]
@@ -226,7 +197,7 @@ def container_command(
     )
     python = "python3" if environment.venv is None else str(Path(environment.venv).expanduser() / "bin" / "python")
     venv = {} if environment.venv is None else {"VIRTUAL_ENV": environment.venv}
-    behind = PrefixFacts({**venv, **imposed}, packages=PACKAGES, stop=stop_command(*found))
+    behind = PrefixFacts({**venv, **imposed}, packages=PACKAGES, stop=(found[1], "kill", CONTAINER))
     return (*prefix, *environment.launcher, python), behind
 
 

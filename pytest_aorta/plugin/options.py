@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pytest_aorta.settings as settings  # "from" takes what a nested run of pytest has left
-from pytest_aorta.settings import GROUPS, RENAMED, SETTINGS, OptionError
+from pytest_aorta.settings import GROUPS, SETTINGS, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,27 +38,24 @@ def add_options(parser: pytest.Parser) -> None:
             kind = "linelist" if setting.repeat else "string"
             text = setting.help if setting.scope == "ini" else f"same as {setting.flag}"
             parser.addini(setting.ini, text, type=kind, default=None)  # type: ignore[arg-type]
-    parser.getgroup("aorta").addoption(
-        *RENAMED, dest="aorta_renamed", action=_Renamed, nargs="?", help=argparse.SUPPRESS
-    )
-
-
-class _Renamed(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        raise pytest.UsageError(f"{option_string}: there is no such option; use {RENAMED[option_string or '']}")
 
 
 def refuse_mistyped(parser: pytest.Parser, arguments: Sequence[str]) -> None:
-    known = {setting.flag for setting in SETTINGS}
+    flags = {setting.flag for setting in SETTINGS if setting.scope == "option"}
     typed = (argument.partition("=")[0] for argument in arguments)
-    wrong = [flag for flag in typed if flag.startswith("--aorta-") and flag not in known and flag not in RENAMED]
-    if wrong and any(each.startswith(wrong[0]) for each in parser.parse_known_and_unknown_args(arguments)[1]):
-        import difflib
+    wrong = [flag for flag in typed if flag.startswith("--aorta-") and flag not in flags]
+    if not wrong or not any(each.startswith(wrong[0]) for each in parser.parse_known_and_unknown_args(arguments)[1]):
+        return
+    import difflib
 
-        names = {setting.name: setting.flag for setting in SETTINGS if setting.scope == "option"}
-        likely = difflib.get_close_matches(wrong[0].removeprefix("--aorta-"), names, 1)
-        hint = f"did you mean {names[likely[0]]}?" if likely else "pytest --help lists those of pytest-aorta"
-        raise pytest.UsageError(f"{wrong[0]}: there is no such option; {hint}")
+    found = settings.BY_NAME.get(name := wrong[0].removeprefix("--aorta-"))
+    if found is not None and found.scope == "ini":
+        hint = f"it is a setting of the ini file: -o {found.ini}=VALUE"
+    elif likely := difflib.get_close_matches(name, [flag.removeprefix("--aorta-") for flag in flags], 1):
+        hint = f"did you mean --aorta-{likely[0]}?"
+    else:
+        hint = "pytest --help lists those of pytest-aorta"
+    raise pytest.UsageError(f"{wrong[0]}: there is no such option; {hint}")
 
 
 def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:

@@ -127,7 +127,7 @@ def test_without_an_engine_the_message_names_those_that_would_do(stage: Stage) -
     _, trials = run(stage, {"PATH": "/nowhere"}, {"boxed": BOXED})
     assert trials["boxed"]["failure"]["message"] == (
         "environment 'boxed' (sidecar:registry.json) is to be entered, but docker or podman is not on PATH; "
-        "the field 'enter' may name another engine: docker, podman, apptainer, singularity, enroot"
+        "other engines are launcher prefixes"
     )
 
 

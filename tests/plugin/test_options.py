@@ -337,9 +337,10 @@ def test_whatever_is_typed_it_is_a_selection_or_an_option_error_that_names_value
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--aorta-own-cores"], "--aorta-own-cores: there is no such option; use --aorta-slots=N,own-cores"),
-        (["--aorta-duration=8h"], "use --aorta-stop=8h"),
-        (["--aorta-grace", "5"], "use -o aorta_grace=VALUE, or the ini file"),
+        (
+            ["--aorta-grace", "5"],
+            "--aorta-grace: there is no such option; it is a setting of the ini file: -o aorta_grace=VALUE",
+        ),
         (["--aorta-trial=3"], "--aorta-trial: there is no such option; did you mean --aorta-trials[?]"),
         (["--aorta-nonsense"], "pytest --help lists those of pytest-aorta"),
     ],
