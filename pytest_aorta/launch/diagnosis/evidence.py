@@ -50,7 +50,7 @@ class Location:
     """
 
     text: str
-    collective: str | None
+    collective: str | None = None
 
 
 @dataclass

@@ -31,7 +31,7 @@ COMPARED = 400
 
 def judged(evidence: dict[str, Any]) -> dict[str, Any]:
     """What is compared of a judgement."""
-    found = judge(TrialEvidence.from_json(json.dumps(evidence)))
+    found = judge(TrialEvidence.from_json(json.dumps(with_collectives(evidence))))
     return {
         "blame": {str(record.rank): record.blame for record in found.ranks},
         "passed": {str(record.rank): record.passed for record in found.ranks},
@@ -46,6 +46,61 @@ def in_short(failure: Any) -> dict[str, Any]:
     keys = ("phase", "kind", "type", "signal", "exit_code", "rank", "confidence", "evidence")
     found = {key: getattr(failure, key) for key in keys if getattr(failure, key) is not None}
     return {**found, "message": failure.message[:COMPARED]}
+
+
+def with_collectives(evidence: dict[str, Any]) -> dict[str, Any]:
+    """With the collectives of ranks in full, which are written as runs: ``[5, 2, {...}]`` for numbers 5 and 6."""
+    ranks = []
+    for rank in evidence["ranks"]:
+        runs = rank.get("collectives", [])
+        entered = [{**what, "number": first + at} for first, count, what in runs for at in range(count)]
+        ranks.append({**rank, "collectives": entered})
+    return {**evidence, "ranks": ranks}
+
+
+def in_runs(collectives: list[dict[str, Any]]) -> list[list[Any]]:
+    runs: list[list[Any]] = []
+    for each in collectives:
+        what = {key: value for key, value in each.items() if key not in ("number", "at")}
+        if runs and runs[-1][2] == what and sum(runs[-1][:2]) == each["number"]:
+            runs[-1][1] += 1
+        else:
+            runs.append([each["number"], 1, what])
+    return runs
+
+
+#: What evidence has unless it says otherwise; null is left out everywhere.
+DEFAULTS = {"started": False, "running": False, "imports": False, "collectives": []}
+
+
+def without_defaults(value: Any) -> Any:
+    if isinstance(value, list):
+        return [without_defaults(each) for each in value]
+    if isinstance(value, dict):
+        found = {key: without_defaults(each) for key, each in value.items() if each is not None}
+        return {key: each for key, each in found.items() if key not in DEFAULTS or DEFAULTS[key] != each}
+    return value
+
+
+def written(case: dict[str, Any]) -> str:
+    """A case as JSON, with a line for each field of the trial, its ranks, and what is expected."""
+    given = without_defaults(case["evidence"])
+    lines = [_fields(rank, "   ") for rank in given.pop("ranks")]
+    trial = _fields(given, "  ").removesuffix("\n  }") + ',\n   "ranks": [' + ", ".join(lines) + "]\n  }"
+    shows, expected = json.dumps(case["shows"]), _fields(case["expected"], "  ")
+    return f'{{\n "shows": {shows},\n "evidence": {trial},\n "expected": {expected}\n}}\n'
+
+
+def _fields(found: dict[str, Any], indent: str) -> str:
+    """Short ones beside each other."""
+    lines: list[str] = []
+    for key, value in found.items():
+        text = f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"
+        if lines and len(lines[-1]) + len(text) < 110:
+            lines[-1] += f", {text}"
+        else:
+            lines.append(text)
+    return "{\n" + ",\n".join(f"{indent} {line}" for line in lines) + f"\n{indent}}}"
 
 
 @pytest.mark.parametrize("path", sorted(CASES.glob("*.json")), ids=lambda path: path.stem)
@@ -86,8 +141,9 @@ def anonymous(evidence: dict[str, Any]) -> dict[str, Any]:
 def main(source: Path, name: str, shows: str) -> None:
     """Write the case ``name``."""
     evidence = anonymous(json.loads(source.read_text()))
+    evidence["ranks"] = [{**rank, "collectives": in_runs(rank.get("collectives", []))} for rank in evidence["ranks"]]
     case = {"shows": shows, "evidence": evidence, "expected": judged(evidence)}
-    (CASES / f"{name}.json").write_text(json.dumps(case, indent=1) + "\n")
+    (CASES / f"{name}.json").write_text(written(case))
 
 
 if __name__ == "__main__":
