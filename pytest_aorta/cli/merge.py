@@ -27,14 +27,12 @@ _MOST_CONFLICTS = 20
 @click.command("merge")
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SOURCE...")
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option("--newer", is_flag=True, help="Of two records of one trial, take the one that was started later.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @json_option
 @registry_option
 def merge(
     sources: tuple[Path, ...],
     destination: Path,
-    newer: bool,
     dry_run: bool,
     as_json: bool,
     files: tuple[str, ...],
@@ -53,7 +51,7 @@ def merge(
         if start in end.parents or end in start.parents:
             raise RequestError(f"{given} and the destination, {destination}, lie in each other")
     with _file_errors():
-        found = Merge(roots, target, newer=newer)
+        found = Merge(roots, target)
         if not dry_run and not found.conflicts:
             found.carry_out(stamp())
             for results in sorted(found.results):
@@ -69,8 +67,6 @@ def merge(
             "trials": found.records,
             "files": others,
             "identical": found.identical,
-            "older": found.older,
-            "replaced": [str(path) for _, path in found.replaced],
             "left_out": [str(path) for path in found.left_out],
             "conflicts": [{name: str(path) for name, path in each._asdict().items()} for each in found.conflicts],
         }
@@ -82,15 +78,11 @@ def merge(
         if (left := len(found.conflicts) - _MOST_CONFLICTS) > 0:
             click.echo(f"and {left} more (--json)", err=True)
         if found.conflicts:
-            of_records = any(each.is_of_records for each in found.conflicts)
-            hint = "; --newer takes the later one of two records" if of_records else ""
-            click.echo(f"{counted(len(found.conflicts), 'conflict')}: nothing was changed{hint}", err=True)
+            click.echo(f"{counted(len(found.conflicts), 'conflict')}: nothing was changed", err=True)
         else:
             words = "would be merged" if dry_run else "merged"
             what = f"{counted(found.records, 'trial')} and {counted(others, 'other file')} {words}"
             more = [f"{found.identical:,} there already"] if found.identical else []
-            more += [f"{len(found.replaced):,} replaced, the older ones are in the history"] if found.replaced else []
-            more += [f"{found.older:,} older left out"] if found.older else []
             click.echo("; ".join([f"{what} into {one_line(str(target))}", *more]))
     if found.conflicts:
         raise click.exceptions.Exit(1)

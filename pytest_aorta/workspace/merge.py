@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.workspace.atomic import locked
-from pytest_aorta.workspace.paths import HISTORY, TrialPaths
-from pytest_aorta.workspace.trial_store import retire, sort_into_cells
+from pytest_aorta.workspace.paths import HISTORY
+from pytest_aorta.workspace.trial_store import sort_into_cells
 
 #: End of the name of a copy that is being made.
 _UNFINISHED = ".merging"
@@ -37,10 +37,6 @@ class Conflict(NamedTuple):
     first: Path
     second: Path
 
-    @property
-    def is_of_records(self) -> bool:
-        return _TRIAL.fullmatch(self.path.name) is not None
-
 
 @dataclass(frozen=True)
 class _Record:
@@ -50,7 +46,6 @@ class _Record:
         base: folder of its workload, or of a test's cell, relative to what is merged.
         cell: that it is of; ``None`` where its folder is for nothing else, as those of tests.
         is_flat: whether it lies in the folder of the workload, where files of one cell only may lie.
-        started_at: sortable.
         artifacts: files of the trial, relative to the folder of this one.
     """
 
@@ -59,7 +54,6 @@ class _Record:
     cell: str | None
     is_flat: bool
     workload: str
-    started_at: str
     artifacts: Sequence[PurePosixPath]
 
     @property
@@ -135,13 +129,13 @@ def _is_kept(path: Path, found: _Found) -> bool:
 def _read(file: Path, below: PurePosixPath, artifacts: Sequence[PurePosixPath]) -> _Record | None:
     try:
         content = json.loads(file.read_bytes())
-        workload, cell, started = content["workload"], content["cell"], str(content.get("started_at", ""))
+        workload, cell = content["workload"], content["cell"]
         is_nested = below.name == identifier(cell) and below.parent.name == identifier(workload)
         is_flat = not is_nested and below.name == identifier(workload)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     base = below.parent if is_nested else below
-    return _Record(file, base, cell if is_nested or is_flat else None, is_flat, workload, started, artifacts)
+    return _Record(file, base, cell if is_nested or is_flat else None, is_flat, workload, artifacts)
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -158,16 +152,13 @@ def _is_same(one: Path, other: Path) -> bool:
 class Merge:
     """What has to be done to have all of the sources in the destination.
 
-    Of identical files, the first is taken. ``newer``: of two records of one trial, take the one that was started later;
-    else they are a conflict.
+    Of identical files, the first is taken.
 
     Attributes:
         additions: files with their targets, each record after its artifacts, and whether a link will do.
         records: how many of them are trial files.
         conflicts: files that differ.
         identical: how many records are there already, or in several sources.
-        replaced: records of the destination that are older than those that come, with their results directories.
-        older: how many records of sources are older than others, and stay where they are.
         results: results directories that the sources have records of.
         left_out: files and folders of sources that are of no finished trial.
 
@@ -175,13 +166,12 @@ class Merge:
         OSError: a folder cannot be read.
     """
 
-    def __init__(self, sources: Sequence[Path], destination: Path, *, newer: bool = False) -> None:
+    def __init__(self, sources: Sequence[Path], destination: Path) -> None:
         self.root = destination
         self.additions: list[tuple[Path, PurePosixPath, bool]] = []
         self.conflicts: list[Conflict] = []
-        self.replaced: list[tuple[PurePosixPath, PurePosixPath]] = []
         self.results: set[PurePosixPath] = set()
-        self.identical = self.older = self.records = 0
+        self.identical = self.records = 0
         #: Folders of workloads, with these, whose files of the destination move to folders of their cells.
         self._to_nest: dict[PurePosixPath, str] = {}
         found, there = [_look(source) for source in sources], _look(destination)
@@ -192,14 +182,14 @@ class Merge:
             cells.setdefault(record.base, set()).add((record.cell, record.is_flat))
         #: Folders of workloads that have one for each cell, as those with several cells.
         self._nested = {base for base, of in cells.items() if len(of) > 1 or not all(flat for _, flat in of)}
-        self._plan_records([record for each in found for record in each.records], there, newer)
+        self._plan_records([record for each in found for record in each.records], there)
         self._plan_files(found)
 
     def _target(self, record: _Record) -> PurePosixPath:
         is_nested = record.base in self._nested and record.cell is not None
         return (record.base / identifier(record.cell or "") if is_nested else record.base) / record.file.name
 
-    def _plan_records(self, records: Sequence[_Record], destination: _Found, newer: bool) -> None:
+    def _plan_records(self, records: Sequence[_Record], destination: _Found) -> None:
         here = {record.key: record for record in destination.records}
         chosen = dict(here)
         for record in records:
@@ -207,36 +197,29 @@ class Merge:
             other = chosen.setdefault(record.key, record)
             if other is record:
                 continue
-            is_here, is_later = other is here.get(record.key), record.started_at > other.started_at
-            if _is_same(record.file, other.file):
-                self.identical += 1
-                if is_here:  # it may have got more artifacts since
-                    self._add_artifacts(record)
-            elif not newer:
+            if not _is_same(record.file, other.file):
                 self.conflicts.append(Conflict(self._target(record), other.file, record.file))
-            else:
-                self.older += not (is_here and is_later)
-                chosen[record.key] = record if is_later else other
+                continue
+            self.identical += 1
+            if record.key in here:  # it may have got more artifacts since
+                self._add_artifacts(record)
         for key, record in chosen.items():
             target, old = self._target(record), here.get(key)
             if old is not None and old.is_flat and record.base in self._nested:
                 self._to_nest[record.base] = record.workload
             if record is old:
                 continue
-            if old is not None:
-                self.replaced.append((record.results, target))
-            self._add_artifacts(record, is_free=old is not None)
+            self._add_artifacts(record)
             self.additions.append((record.file, target, True))
             self.records += 1
 
-    def _add_artifacts(self, record: _Record, *, is_free: bool = False) -> None:
+    def _add_artifacts(self, record: _Record) -> None:
         for name in record.artifacts:
-            self._add(record.file.parent / name, self._target(record).parent / name, may_link=True, is_free=is_free)
+            self._add(record.file.parent / name, self._target(record).parent / name, may_link=True)
 
-    def _add(self, source: Path, target: PurePosixPath, *, may_link: bool, is_free: bool = False) -> None:
-        """``is_free``: what is at the target now will have been moved away."""
+    def _add(self, source: Path, target: PurePosixPath, *, may_link: bool) -> None:
         there = self.root / target
-        if is_free or not os.path.lexists(there):
+        if not os.path.lexists(there):
             self.additions.append((source, target, may_link))
         elif not _is_same(source, there):
             self.conflicts.append(Conflict(target, there, source))
@@ -260,16 +243,13 @@ class Merge:
     def carry_out(self, run: str) -> None:
         """Do it, where there are no conflicts. What is killed on the way can be done again.
 
-        ``run``: name in the history, for what is replaced. Raises ``OSError``.
+        ``run``: name in the history, for what has to move. Raises ``OSError``.
         """
         for folder in sorted(self._folders):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         for base, workload in self._to_nest.items():
             with locked(self.root / base.parent):
                 sort_into_cells(self.root / base.parent, workload, None, run)
-        for results, path in self.replaced:
-            with locked(self.root / results):
-                retire(self.root / results, TrialPaths(path.relative_to(results)), run)
         for source, target, may_link in self.additions:
             _place(source, self.root / target, may_link=may_link)
 

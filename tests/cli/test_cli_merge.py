@@ -80,30 +80,11 @@ def test_different_records_of_a_trial_are_a_conflict(here: Path, existing: bool)
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
         f"conflict: {first}/probe/local-none/trial_1.json and c/probe/local-none/trial_1.json differ",
-        "1 conflict: nothing was changed; --newer takes the later one of two records",
+        "1 conflict: nothing was changed",
     ]
     assert tree(here / "all") == before
     found = json.loads(command("merge", "--json", "a", "c", "other").stdout)
     assert [each["path"] for each in found["conflicts"]] == ["probe/local-none/trial_1.json"]
-
-
-def test_of_two_records_the_newer_one(here: Path) -> None:
-    newer = write(here / "c", "none", 1, started_at="2026-01-02T00:00:00.000+00:00")
-    (newer.with_suffix("") / "stdout.log").write_text("newer")
-    older = write(here / "d", "none", 0, started_at="2025-01-02T00:00:00.000+00:00")
-    command("merge", "a", "all")
-    result = command("merge", "--newer", "c", "d", "all")
-    assert result.exit_code == 0
-    assert result.output == (
-        "1 trial and 1 other file merged into all; 1 replaced, the older ones are in the history; 1 older left out\n"
-    )
-    assert (here / "all/probe/local-none/trial_1.json").read_bytes() == newer.read_bytes()
-    assert (here / "all/probe/local-none/trial_1/stdout.log").read_text() == "newer"
-    (run,) = (here / "all/.history").iterdir()
-    assert tree(run) == {
-        path: text for path, text in tree(here / "a").items() if path.startswith("probe/local-none/trial_1")
-    }
-    assert older.exists()
 
 
 def test_hosts_with_one_cell_each(here: Path) -> None:
@@ -192,7 +173,6 @@ def test_workspaces_of_a_recipe_and_their_index(here: Path, monkeypatch: pytest.
     result = command("merge", here / "one", ".")
     assert result.exit_code == 1
     assert "conflict" in result.stderr
-    assert "--newer" not in result.stderr
 
 
 @pytest.mark.parametrize(
