@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import signal
@@ -367,7 +368,14 @@ def use_popen(popen: Callable[..., Any]) -> None:
     """Have agents of this process start programs as ranks by ``popen``, in place of ``subprocess.Popen``."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+    close = subprocess_handler.SubprocessHandler.close
+
+    def close_if_there(handler: Any, death_sig: signal.Signals | None = None) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and what has forked it has yet to say so
+            close(handler, death_sig)
+
     setattr(subprocess_handler, "Popen", popen)  # noqa: B010
+    setattr(subprocess_handler.SubprocessHandler, "close", close_if_there)  # noqa: B010
 
 
 def use_popen_in_agent(popen: Callable[..., Any]) -> None:

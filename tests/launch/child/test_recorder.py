@@ -68,6 +68,29 @@ def test_the_hooks_of_ranks_that_are_programs(tmp_path: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == [["begin", 0, {"0": 0}], ["started", [0]], ["ended", 0, False]]
 
 
+ENDED = """
+import os, signal, subprocess
+from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
+from pytest_aorta.launch.child.recorder import use_popen
+
+class Late(subprocess.Popen):
+    def poll(self):
+        return None
+
+use_popen(Late)
+handler = get_subprocess_handler(entrypoint="true", args=(), env={}, stdout=None, stderr=None, local_rank_id=0)
+os.waitpid(handler.proc.pid, 0)
+handler.close(signal.SIGTERM)
+handler.proc.returncode = 0
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_ended_before_its_agent_knows_is_asked_to_end_without_an_error() -> None:
+    """``SubprocessHandler.close`` sends a signal to the group of a process, which may be gone."""
+    subprocess.run([sys.executable, "-c", ENDED], check=True, timeout=50)
+
+
 def test_attempts_need_not_share_a_store() -> None:
     """``TORCH_DISABLE_SHARE_RDZV_TCP_STORE``: else the ranks of a restart read the addresses of dead ones."""
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
