@@ -264,6 +264,7 @@ class _Case:
         if own is None or said is None or own.weight == UNHEARD:
             return own
         is_silent = own.failure.kind == "exit_code" or (own.follows and own.failure.kind == "signal")
+        is_silent = is_silent or _is_bare_exit(own.failure)
         relation = relation_in(f"{said.type}: {said.message}")
         was_before = stopped_at is not None and (said.at or 0.0) <= stopped_at  # it was asked to end
         if own.weight == ENDED and was_before and own.failure.message == said.message:
@@ -358,7 +359,7 @@ class _Case:
         behind, level = positions({number: rank.collectives for number, rank in self.ranks.items()})
         for number in level & self.found.keys() if behind else ():
             own, failure = self.found[number], self.found[number].failure
-            is_exit = failure.type == "SystemExit" and failure.message == f"sys.exit({failure.exit_code})"
+            is_exit = _is_bare_exit(failure)
             if own.weight <= RAISED and not own.is_logged and (failure.kind == "exit_code" or is_exit):
                 self.found[number] = replace(own, weight=GAVE_UP)
 
@@ -624,6 +625,11 @@ class _Case:
             return "collateral"
         lighter = self.first is None or self.found.get(self.first, own).weight < own.weight or self.is_wait
         return "collateral" if own.weight >= GAVE_UP and lighter else "unknown"
+
+
+def _is_bare_exit(failure: Failure) -> bool:
+    """Whether it says no more than an exit code."""
+    return failure.type == "SystemExit" and failure.message == f"sys.exit({failure.exit_code})"
 
 
 def _weight_of(failure: Failure, complaint: str | None) -> int:

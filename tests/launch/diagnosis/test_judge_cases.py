@@ -131,6 +131,7 @@ def anonymous(evidence: dict[str, Any]) -> dict[str, Any]:
     text = re.sub(r"\b1\d{9}\.\d+", lambda time: str(round(float(time[0]) - first + 1000.0, 6)), text)
 
     def without_places(found: dict[str, Any]) -> dict[str, Any]:
+        found.update({key: {} for key in ("process",) if key in found})
         gone = {key: None for key in ("pid", "error_file") if key in found}
         return {key: each for key, each in found.items() if key not in ("pid", "error_file", "traceback")} | gone
 
