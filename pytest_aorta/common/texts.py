@@ -28,6 +28,21 @@ def describe_exception(error: BaseException) -> dict[str, str]:
     return {"type": type(error).__qualname__, "message": _bounded(message), "traceback": _bounded(text)}
 
 
+#: How torch raises in a parent what was raised in a worker (``torch._utils.ExceptionWrapper``).
+_OF_A_WORKER = re.compile(r"Caught \w+ (in .+)\.\nOriginal Traceback")
+_TRACEBACK, _RAISED = "Traceback (most recent call last):\n", re.compile(r"^[\w.]+: ", re.MULTILINE)
+
+
+def own_message(message: str) -> str:
+    """Of an exception of a worker, what it says: ``cannot identify image file (in DataLoader worker process 1)``.
+
+    torch raises such a one in the parent, with a message that begins with the place and ends with the exception.
+    """
+    wrapped = _OF_A_WORKER.match(message)
+    raised = None if wrapped is None else _RAISED.search(message, message.rfind(_TRACEBACK))
+    return message if wrapped is None or raised is None else f"{message[raised.end() :].strip()} ({wrapped[1]})"
+
+
 def _bounded(text: str) -> str:
     if len(text) <= _LIMIT:
         return text

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.texts import describe_exception
+from pytest_aorta.common.texts import describe_exception, own_message
 from pytest_aorta.trials.command_line import CommandNotFound
 from pytest_aorta.trials.outcome import exit_failure
 from pytest_aorta.trials.records import Event, Failure, Phase, Send
@@ -155,6 +155,7 @@ def failure_of(error: BaseException, phase: Phase) -> Failure:
         # A program that catches what is raised, says it, and exits.
         return replace(failure_of(handled, phase), exit_code=error.code)
     described = describe_exception(error)
+    described["message"] = own_message(described["message"])
     if isinstance(error, AssertionError):
         from pytest_aorta.trials.assertions import explained  # only here: most trials need no parser
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.interrupts import PIECE, pieces
 from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
-from pytest_aorta.common.texts import format_ranges, identifier, parse_ranges, read_tail
+from pytest_aorta.common.texts import format_ranges, identifier, own_message, parse_ranges, read_tail
 
 
 @pytest.mark.parametrize(("timeout", "first"), [(0.0, [0.0]), (-1.0, [0.0]), (0.5, [0.5]), (None, [PIECE, PIECE])])
@@ -108,3 +109,28 @@ def test_an_identifier_is_short_and_safe_and_of_one_name_only(left: str, right: 
 @pytest.mark.parametrize("name", ["fsdp", "rocm7-venv", "tf32_off", "a.b", "a+b", "x=1", "A", "0", "_", "x" * 120])
 def test_a_name_that_is_safe_is_not_changed(name: str) -> None:
     assert identifier(name) == name
+
+
+@pytest.mark.parametrize(
+    ("chained", "said"),
+    [(False, "cannot read 7: it is\ntruncated"), (True, "the index is corrupt")],
+)
+def test_the_message_of_what_a_worker_has_raised_is_first_what_it_says(chained: bool, said: str) -> None:
+    from torch._utils import ExceptionWrapper
+
+    def read() -> None:
+        try:
+            raise OSError("cannot read 7: it is\ntruncated")
+        except OSError as error:
+            if chained:
+                raise ValueError("the index is corrupt") from error
+            raise
+
+    try:
+        read()
+    except Exception:
+        wrapped: Any = ExceptionWrapper(where="in DataLoader worker process 1")
+    with pytest.raises((OSError, ValueError)) as raised:
+        wrapped.reraise()
+    assert own_message(str(raised.value)) == f"{said} (in DataLoader worker process 1)"
+    assert own_message(said) == said

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.texts import read_tail
+from pytest_aorta.common.texts import own_message, read_tail
 from pytest_aorta.launch.child.bootstrap.ranks import ask_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
 from pytest_aorta.launch.diagnosis.evidence import (
@@ -338,7 +338,8 @@ class Process:
             error_file = read_error_file(Path(f"{left}error.json")) if left else None
             reason = infer_exit_reason(code or 1, error_file, Path(f"{left}stderr.log") if left else None)
             return replace(reason, at=None if self.end is None else self.end.at)
-        failure = Failure("run", "exception", error["message"], error["type"], error["traceback"], at=error["raised"])
+        message = own_message(error["message"])
+        failure = Failure("run", "exception", message, error["type"], error["traceback"], at=error["raised"])
         reason = infer_exit_reason(code or 1, None, None)
         return replace(failure, exit_code=reason.exit_code, signal=reason.signal)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.common.texts import read_tail
+from pytest_aorta.common.texts import own_message, read_tail
 from pytest_aorta.launch.diagnosis.evidence import Location
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.trials.records import Failure
@@ -266,7 +266,7 @@ def _exception(text: str, traceback: str | None) -> Failure:
     if found is None:
         return Failure("run", "exception", text, traceback=traceback)
     message = text[found.end("type") :].removeprefix(": ")
-    return Failure("run", "exception", message, found["type"].rpartition(".")[2], traceback)
+    return Failure("run", "exception", own_message(message), found["type"].rpartition(".")[2], traceback)
 
 
 #: The peer is gone: gloo, TCPStore, NCCL and RCCL.

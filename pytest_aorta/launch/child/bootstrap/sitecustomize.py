@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping
     from typing import Any
 
-    from pytest_aorta.launch.child.bootstrap.ranks import RankWatch
-
 VARIABLE = "AORTA_BOOTSTRAP"
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -82,7 +80,7 @@ class Hook:
         self.pythonpath, self.known, self.below, self.how = pythonpath, known, below, how
         self.processes = os.path.join(folder, "processes")
         self.has_place = self.has_raised = False
-        self._watch: RankWatch | None = None
+        self._watch: Any = None
         sys.path.extend(path for path in sys_path if path not in sys.path)
         # Python forgets the file of a script when it has run, and the program may change the words.
         script = getattr(sys, "argv", [""])[0]
@@ -142,11 +140,10 @@ class Hook:
             self.watch.tell_collectives()
 
     @property
-    def watch(self) -> RankWatch:
+    def watch(self) -> Any:
         """What tells more, in a file of its own: loaded when it is first needed."""
         if self._watch is None:
-            watch = _load(os.path.join(_HERE, "ranks.py")).RankWatch(self, _try, _hidden, _after_import)
-            self._watch = watch
+            self._watch = _load(os.path.join(_HERE, "ranks.py")).RankWatch(self, _try, _hidden, _after_import)
         return self._watch
 
     def watch_all(self) -> None:
