@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -116,7 +117,7 @@ def test_a_name_that_is_safe_is_not_changed(name: str) -> None:
     [(False, "cannot read 7: it is\ntruncated"), (True, "the index is corrupt")],
 )
 def test_the_message_of_what_a_worker_has_raised_is_first_what_it_says(chained: bool, said: str) -> None:
-    from torch._utils import ExceptionWrapper
+    torch_utils: Any = importlib.import_module("torch._utils")
 
     def read() -> None:
         try:
@@ -129,7 +130,7 @@ def test_the_message_of_what_a_worker_has_raised_is_first_what_it_says(chained: 
     try:
         read()
     except Exception:
-        wrapped: Any = ExceptionWrapper(where="in DataLoader worker process 1")
+        wrapped = torch_utils.ExceptionWrapper(where="in DataLoader worker process 1")
     with pytest.raises((OSError, ValueError)) as raised:
         wrapped.reraise()
     assert own_message(str(raised.value)) == f"{said} (in DataLoader worker process 1)"

@@ -10,10 +10,13 @@ torch's refuses; and torch's takes the lowest rank for right.
 from __future__ import annotations
 
 import itertools
+import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pytest_aorta.launch.diagnosis.evidence import Collective, rank_names
@@ -70,8 +73,16 @@ class Mismatch:
     odd: int | None
 
 
-def find_mismatch(entered: Mapping[int, Sequence[Collective]], world_size: int) -> Mismatch | None:
-    """Compare, group by group, what each rank has entered as its collective of the same number."""
+def find_mismatch(
+    entered: Mapping[int, Sequence[Collective]],
+    world_size: int,
+    rejecting: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+) -> Mismatch | None:
+    """Compare, group by group, what each rank has entered as its collective of the same number.
+
+    ``rejecting``: as for ``find_rejecting``; where the others differ in two ways, these sizes say in which such a rank
+    has entered it.
+    """
     found: dict[tuple[str, int], dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
     for rank, collectives in entered.items():
         for each in collectives:
@@ -91,9 +102,48 @@ def find_mismatch(entered: Mapping[int, Sequence[Collective]], world_size: int) 
             # Whatever those ranks have entered of which nothing is known, the majority must remain one.
             size = max(len(by_rank), *(each.size or world_size for those in by_rank.values() for each in those))
             few, most = order[0][1], order[-1][1]
+            tensors = [by_rank[ranks[0]][0].of for ranks in (few, most)]
+            for rank, (came, expected) in rejecting.items():
+                if rank not in by_rank and len(order) == 2 and (of := _expecting(came, expected, tensors)) is not None:
+                    (few, most)[of].append(rank)
+                    said += f"; rank {rank}: {came} bytes came where it expected {expected}"
+            few, most = sorted((few, most), key=len)
             odd = few[0] if len(order) == 2 and len(few) == 1 and 2 * len(most) > size else None
             name = f"collective {number}" + ("" if group == "default_pg" else f" of {group}")
             return Mismatch(f"{name} differs: {said}", frozenset(by_rank), odd)
+    return None
+
+
+#: Bytes of an element, by the flight recorder's names of types.
+_BYTES = {
+    **dict.fromkeys(("Byte", "Char", "Bool"), 1),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
+}
+_TENSOR = re.compile(r"([A-Za-z]\w*)\[([\d, ]*)\]")
+
+
+def _size_of(tensors: str) -> int | None:
+    """Bytes of ``Float[4, 2]``, or of several, without what follows ``to``."""
+    found = _TENSOR.findall(tensors.partition(" to ")[0])
+    if not found or any(dtype not in _BYTES for dtype, _ in found):
+        return None
+    return sum(
+        _BYTES[dtype] * math.prod(int(each) for each in shape.split(",") if each.strip()) for dtype, shape in found
+    )
+
+
+def _expecting(came: int, expected: int, tensors: Sequence[str]) -> int | None:
+    """Which of two collectives a rank has entered that has got more bytes than it expected, as from the other one.
+
+    Backends cut what they send into parts, so that only the proportion is the same.
+    """
+    sizes = [_size_of(each) for each in tensors]
+    for own, other in ((0, 1), (1, 0)):
+        mine, theirs = sizes[own], sizes[other]
+        if mine and theirs and mine != theirs and math.isclose(came / expected, theirs / mine, rel_tol=0.01):
+            return own
     return None
 
 

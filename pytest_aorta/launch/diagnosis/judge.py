@@ -413,7 +413,7 @@ class _Case:
         entered = {number: rank.collectives for number, rank in ranks.items() if rank.collectives}
         world_size = self.trial.world_size or len(ranks)
         sizes = {number: each for number, rank in ranks.items() if (each := sizes_in(rank.complaint)) is not None}
-        mismatch = find_mismatch(entered, world_size) or find_rejecting(entered, sizes, world_size)
+        mismatch = find_mismatch(entered, world_size, sizes) or find_rejecting(entered, sizes, world_size)
         behind, level = positions(entered)
         newest = {number for number in level & found.keys() if not ranks[number].location}
         missing = ranks.keys() - waiting - unseen - newest if waiting else behind

@@ -261,11 +261,12 @@ def test_the_rank_that_an_unexpected_size_ends_is_not_the_cause(tmp_path: Path) 
     found = judgement(tmp_path, [UNDONE, raised(LOST), raised(LOST)], {0: -6}, stopped=False, traces=sizes)
 
     assert found.failure is not None
-    assert (found.failure.rank, found.failure.kind, found.failure.confidence) == (None, "signal", "unknown")
+    assert (found.failure.rank, found.failure.kind, found.failure.confidence) == (1, "signal", "likely")
     assert found.failure.message.startswith(
-        "collective 7 differs: rank 1: gloo:all_reduce of Float[8]; rank 2: gloo:all_reduce of Float[4]; rank 0: ended"
+        "collective 7 differs: rank 1: gloo:all_reduce of Float[8]; rank 2: gloo:all_reduce of Float[4]; "
+        "rank 0: 8 bytes came where it expected 4"
     )
-    assert [each.blame for each in found.ranks] == ["unknown"] * 3
+    assert [each.blame for each in found.ranks] == ["collateral", "cause", "collateral"]
 
 
 def test_ranks_that_wait_in_different_collectives_wait_for_the_one_that_differs_from_most(tmp_path: Path) -> None:

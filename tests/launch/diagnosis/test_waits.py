@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.launch.diagnosis.collectives import find_rejecting
+from pytest_aorta.launch.diagnosis.collectives import find_mismatch, find_rejecting
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Collective, RankEvidence, RankExit, TrialEvidence, Wait
 from pytest_aorta.launch.diagnosis.judge import judge, with_earlier
 from pytest_aorta.launch.diagnosis.waits import WaitGraph
@@ -255,3 +255,26 @@ def test_a_rank_that_ends_before_the_others_have_met_is_the_cause() -> None:
 
     assert found.failure is not None
     assert (found.failure.rank, found.failure.exit_code) == (1, 13)
+
+
+DOUBLE, FLOAT = (Collective("gloo:all_reduce", 4, "default_pg", of=of) for of in ("Double[64]", "Float[64]"))
+
+
+@pytest.mark.parametrize(
+    ("entered", "rejecting", "odd"),
+    [
+        ({0: [DOUBLE], 1: [FLOAT]}, {2: (88, 44)}, 0),
+        ({0: [FLOAT], 1: [DOUBLE]}, {2: (88, 44)}, 1),
+        ({0: [DOUBLE], 1: [FLOAT]}, {2: (132, 44)}, None),  # of neither
+        ({0: [DOUBLE], 1: [FLOAT]}, {}, None),
+        ({0: [DOUBLE], 1: [FLOAT], 3: [FLOAT]}, {2: (88, 44)}, 0),
+    ],
+)
+def test_of_two_sizes_a_rank_that_got_too_much_has_entered_the_smaller(
+    entered: dict[int, list[Collective]], rejecting: dict[int, tuple[int, int]], odd: int | None
+) -> None:
+    found = find_mismatch(entered, max([*entered, 2]) + 1, rejecting)
+    assert found is not None
+    assert found.odd == odd
+    said = "; rank 2: 88 bytes came where it expected 44"
+    assert found.text.endswith(said) == (odd is not None)
