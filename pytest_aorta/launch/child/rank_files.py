@@ -33,6 +33,7 @@ from pytest_aorta.launch.diagnosis.traces import (
     complaint_in,
     imports_a_library,
     infer_exit_reason,
+    last_line,
     last_words,
     locate,
     read_dump,
@@ -253,6 +254,7 @@ def complete_rank(rank: RankEvidence, folder: Path, prefix: str, base: Path, sou
         logs = [base / log for log in (found.stdout, found.stderr) if log is not None]
         # One that was ended may have gone on for long after something that it has logged.
         found.said = last_words(logs, _LAST_LINES if found.exit.exitcode > 0 else _LAST_LINES_OF_ENDED)
+        found.last_line = last_line(logs) if found.exit.exitcode > 0 else None
     found.error_file = read_error_file(folder / f"{prefix}error.json")
     with contextlib.suppress(OSError, ValueError):
         found.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))

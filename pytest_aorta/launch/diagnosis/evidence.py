@@ -95,10 +95,10 @@ class RankEvidence:
     ``started``: whether its agent has started it. ``running``: whether it still ran when node 0, whose ranks had ended,
     asked its node. ``events``: its event log; ``None`` where there is none. ``complaint``: what a library has written
     to its standard error as it ended the process. ``said``: the exception that it has logged last, with the time of the
-    log's last write. ``stopped_at``: of a rank of another node, when its agent first asked a rank to end. ``overdue``:
-    when its own deadline passed, where each rank has one. ``collectives``: those that it has entered last, in their
-    order. ``wait``: the call in which it was, or which has raised. ``imports``: whether it was importing a library.
-    The last three are paths of its logs.
+    log's last write; ``last_line``: what it has written last, where it has exited by itself. ``stopped_at``: of a rank
+    of another node, when its agent first asked a rank to end. ``overdue``: when its own deadline passed, where each
+    rank has one. ``collectives``: those that it has entered last, in their order. ``wait``: the call in which it was,
+    or which has raised. ``imports``: whether it was importing a library. The last three are paths of its logs.
     """
 
     rank: int
@@ -115,6 +115,7 @@ class RankEvidence:
     error_file: dict[str, Any] | None = None
     complaint: str | None = None
     said: Failure | None = None
+    last_line: str | None = None
     stopped_at: float | None = None
     overdue: float | None = None
     stdout: str | None = None

@@ -176,6 +176,7 @@ class _Case:
             if own is not None:
                 self.found[number] = own
         self._see_silent_ends()
+        self._add_last_lines()
         #: The rank that the results say it was.
         self.named = self._weigh_results()
         #: Whether ranks have waited for others, which ``_explain_wait`` explains.
@@ -362,6 +363,14 @@ class _Case:
             is_exit = _is_bare_exit(failure)
             if own.weight <= RAISED and not own.is_logged and (failure.kind == "exit_code" or is_exit):
                 self.found[number] = replace(own, weight=GAVE_UP)
+
+    def _add_last_lines(self) -> None:
+        """Where a rank has only an exit code, what it has written before says why."""
+        for number, own in self.found.items():
+            line, failure = self.ranks[number].last_line, own.failure
+            if line and (failure.kind == "exit_code" or _is_bare_exit(failure)):
+                said = replace(failure, message=f"{failure.message}: {line}")
+                self.found[number] = replace(own, failure=said)
 
     def _weigh_results(self) -> int | None:
         """Which result was the first not to pass: after an exchange between ranks, all of them are.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common.texts import own_message, read_tail
 from pytest_aorta.launch.diagnosis.evidence import Location
+from pytest_aorta.trials.lines import is_of_metrics, plain_line
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.trials.records import Failure
 
@@ -383,6 +384,21 @@ def last_words(logs: Sequence[Path], most: int) -> Failure | None:
                 found.append(Failure("run", "exception", message[:_KEPT], kind, at=path.stat().st_mtime))
             break
     return max(found, key=lambda each: each.at or 0.0, default=None)
+
+
+#: A line of a library in C++, such as torch's warning of a process group that was not destroyed.
+_OF_A_LIBRARY = re.compile(r"(\[rank\d+\]:)?\[[IWEF]\d{4}\b")
+
+
+def last_line(logs: Sequence[Path]) -> str | None:
+    """The last line that the program has written itself, and that says more than metrics, to the log written last."""
+    found: dict[float, str] = {}
+    for path in logs:
+        lines = [plain_line(line).strip() for line in read_tail(path, _TAIL).splitlines()]
+        own = [line for line in lines if line and not _OF_A_LIBRARY.match(line) and not is_of_metrics(line)]
+        with contextlib.suppress(OSError):
+            found.update({path.stat().st_mtime: own[-1][:_KEPT]} if own else {})
+    return found[max(found)] if found else None
 
 
 #: In a trial's folder: the stacks of its processes, or of those that imported its workload, and what these had written.

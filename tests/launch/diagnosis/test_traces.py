@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from pytest_aorta.launch.diagnosis.traces import (
     crash_text,
     imports_a_library,
     infer_exit_reason,
+    last_line,
     last_words,
     locate,
     read_dump,
@@ -365,6 +367,17 @@ def test_the_exception_that_a_program_has_logged_last_is_known(
         assert said is not None
         assert (said.type, said.message) == (found[0], found[1] or log.strip())
         assert said.at == (tmp_path / "stdout.log").stat().st_mtime
+
+
+def test_the_last_line_of_a_rank_is_its_own_and_says_more_than_metrics(tmp_path: Path) -> None:
+    out, err = tmp_path / "stdout.log", tmp_path / "stderr.log"
+    assert last_line([out, err]) is None
+    out.write_text("training failed: \x1b[31mno licence\x1b[0m\nstep 12 loss 0.5\n\n")
+    err.write_text("[rank1]:[W1128 16:41:59.367 ProcessGroup.cpp:1538] process group has NOT been destroyed\n")
+    assert last_line([out, err]) == "training failed: no licence"
+    err.write_text("cannot connect to the scheduler\n")
+    os.utime(out, (1, 1))
+    assert last_line([out, err]) == "cannot connect to the scheduler"
 
 
 def test_what_this_package_does_is_no_place_of_the_workload() -> None:
