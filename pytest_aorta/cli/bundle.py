@@ -12,16 +12,12 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.probe.variables import REDACTED, is_secret_name
 from pytest_aorta.settings import RequestError
-
-if TYPE_CHECKING:
-    pass
 
 #: Tokens that say by their form what they are: of GitHub, GitLab, Hugging Face, AWS, Slack, OpenAI, Google; JWTs.
 _TOKENS = re.compile(

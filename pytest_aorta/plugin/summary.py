@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_aorta.plugin.run import FinishedTrial, Run
-    from pytest_aorta.triage.facts import CellKey
-    from pytest_aorta.triage.verdicts import Table
 
 #: Differences shown, the trial file has all; and names of commands.
 _MOST = 12

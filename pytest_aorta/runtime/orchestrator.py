@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_aorta.runtime.callables import CallableHandle, Callables
-    from pytest_aorta.runtime.dispatcher import Dispatcher, GraphRun, GraphTask
+    from pytest_aorta.runtime.dispatcher import GraphRun
     from pytest_aorta.runtime.graph import Footprint, Node, State, Tag
     from pytest_aorta.runtime.tensors import Heap, Slab
 
