@@ -124,7 +124,7 @@ def test_a_rank_that_got_more_than_it_expected_is_odd_where_most_others_have_ent
         ({0: [SUM], 2: [Collective("gloo:all_reduce", 4, "default_pg", "Float[4]")]}, {1: (64, 48)}, 3),
         ({0: [SUM], 2: [Collective("gloo:all_reduce", 3, "default_pg", "Float[8]")]}, {1: (64, 48)}, 3),
         # Each rank sends another number to each.
-        (dict.fromkeys((0, 2), [Collective("gloo:all_to_all", 4, "default_pg")]), {1: (64, 48)}, 3),
+        ({rank: [Collective("gloo:all_to_all", 4, "default_pg")] for rank in (0, 2)}, {1: (64, 48)}, 3),
     ],
 )
 def test_else_it_may_be_the_victim(
