@@ -502,7 +502,8 @@ class Triage:
 
         ``ended``: whether no trial follows, so that the last starts have all of theirs.
         """
-        pairs = [self._pair(key, baseline, sequential, ended) for key in keys]
+        number = len(self.baselines().family(baseline)) if keys else 0
+        pairs = [self._pair(key, baseline, number, sequential, ended) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
         found = []
         differ = any(verdict.kind in _DIFFERENT for _, verdict in judged)
@@ -676,7 +677,7 @@ class Triage:
         seconds = seconds_of_process((*cell.finished, *base.finished))
         return StartComparison(ours, theirs, seconds, family + 1)
 
-    def _pair(self, key: CellKey, baseline: CellKey, sequential: bool, ended: bool) -> Pair:
+    def _pair(self, key: CellKey, baseline: CellKey, family: int, sequential: bool, ended: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""
         cell, base = self._cells[key], self._cells[baseline]
         ours, theirs = cell.statistics, base.statistics
@@ -691,7 +692,7 @@ class Triage:
                 apart = "device" if hosts[0] & hosts[1] else "host"
         watched = self._test(key, baseline, ended=ended).comparison() if sequential else None
         rounds = () if sequential else self._rounds(key, baseline)
-        starts = self._starts(key, baseline, len(self.baselines().family(baseline)))
+        starts = self._starts(key, baseline, family)
         # Where one side ran sooner, a clear difference that no window can show may be the time.
         if rounds and not apart and min(ours.counted, theirs.counted) >= _ENOUGH:
             told = rates.conditional_p(strata) if strata else rates.difference_p(*counts)
@@ -802,8 +803,8 @@ class Triage:
 
 def _overlap(cell: CellTrials, base: CellTrials) -> bool:
     """Whether trials of one began while the other still had trials to begin; also where that is not known."""
-    ours, theirs = ([facts.started_at for facts in side.finished if facts.is_counted] for side in (cell, base))
-    return "" in (*ours, *theirs) or (max(ours) > min(theirs) and max(theirs) > min(ours))
+    (first, last), (base_first, base_last) = cell.statistics.began, base.statistics.began
+    return not (first and base_first) or (last > base_first and base_last > first)
 
 
 def _same_seeds(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> tuple[Counts, ...]:
