@@ -77,6 +77,8 @@ def worlds() -> Iterator[World]:
         yield World(f"a pair, residual 3 %, rate {rate}", ("BG",), constant, 0.03 / rate)
     yield World("two that add up: .5 -> .25, .5 -> .2, both .1", ("BG",), partial(_constant, 0.5),
                 adds=(("B", 0.5), ("G", 0.4)))  # fmt: skip
+    yield World("two that add up: .5 -> .25 each, both .1", ("BG",), partial(_constant, 0.5),
+                adds=(("B", 0.45), ("G", 0.45)))  # fmt: skip
     yield World("two that add up: .5 -> .1, .5 -> .25, both .05", ("BG",), partial(_constant, 0.5),
                 adds=(("B", 0.2), ("G", 0.5)))  # fmt: skip
     yield World("three variables, rate 0.9", ("ACH",), partial(_constant, 0.9))

@@ -17,9 +17,10 @@ from pytest_aorta.launch.launch_mode import AS_TYPED, FORKS
 from pytest_aorta.plugin.compat import terminal_width
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, Column, conclusions
 from pytest_aorta.triage.facts import LOSSES, CellKey
+from pytest_aorta.triage.judging import VerdictKind
 from pytest_aorta.triage.matrix import MATRIX_MD
 from pytest_aorta.triage.rates import smallest_fault
-from pytest_aorta.triage.verdicts import Row, Table, VerdictKind
+from pytest_aorta.triage.verdicts import Row, Table
 from pytest_aorta.trials.command_line import COMMAND_TARGET, launcher_in, line_of
 from pytest_aorta.workspace.paths import HISTORY, TrialPaths
 

@@ -2,8 +2,8 @@
 
 Pure functions over records; nothing here imports pytest, starts a process or needs torch. In the order of imports:
 ``signatures``, ``facts`` of a trial, ``rates``, ``sequential`` and ``rounds`` for statistics, ``cells``, ``speed``,
-``where``, ``verdicts``, ``columns`` with all that is said of a cell, and the formats: ``matrix``, ``report``,
-``compare``, the terminal's table.
+``where``, ``judging``, ``verdicts``, ``columns`` with all that is said of a cell, and the formats: ``matrix``,
+``report``, ``compare``, the terminal's table.
 """
 
 from __future__ import annotations

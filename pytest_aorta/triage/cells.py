@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from typing import Literal
 
 from pytest_aorta.probe.variables import REDACTED
@@ -141,6 +142,12 @@ class CellStatistics:
         return found
 
     @cached_property
+    def began(self) -> tuple[str, str]:
+        """When the first and the last of its counted trials did; empty where that is not known of one of them."""
+        times = [each.started_at for each in self.finished if each.is_counted]
+        return (min(times), max(times)) if times and all(times) else ("", "")
+
+    @cached_property
     def starts(self) -> tuple[Start, ...]:
         """The processes that its counted trials come from."""
         return starts_of(self.finished)
@@ -148,6 +155,8 @@ class CellStatistics:
     @property
     def shared_starts(self) -> int | None:
         """How many processes its trials come from, where one served several of them."""
+        if all(facts.start is None for facts in self.finished):
+            return None
         return len(self.starts) if any(start.is_shared for start in self.starts) else None
 
     @cached_property
@@ -201,27 +210,28 @@ class CellTrials:
     mitigations: tuple[str, ...]
     trials: dict[int | str, TrialFacts | None] = field(default_factory=dict)
     _statistics: CellStatistics | None = None
+    _finished: Sequence[TrialFacts] | None = None
 
     def add(self, facts: TrialFacts) -> None:
         """A trial is over."""
         self.trials[facts.file if facts.key.test else facts.index] = facts
-        self._statistics = None
+        self._statistics = self._finished = None
 
     @property
     def finished(self) -> Sequence[TrialFacts]:
-        return judged_together([facts for facts in self.trials.values() if facts is not None])
+        if self._finished is None:
+            self._finished = judged_together([facts for facts in self.trials.values() if facts is not None])
+        return self._finished
 
     def stream(self) -> list[TrialFacts]:
         """The counted trials up to the first that is still running.
 
         How long a trial takes depends on how it ends: to look at what is over already would favour fast outcomes.
         """
-        found = []
-        for facts in self.trials.values():
-            if facts is None:
-                break
-            found.append(facts)
-        return [facts for facts in judged_together(found) if facts.is_counted]
+        found = list(takewhile(lambda facts: facts is not None, self.trials.values()))
+        is_all = len(found) == len(self.trials)
+        over = self.finished if is_all else judged_together([facts for facts in found if facts is not None])
+        return [facts for facts in over if facts.is_counted]
 
     @property
     def statistics(self) -> CellStatistics:

@@ -13,14 +13,9 @@ from pytest_aorta.triage import Margin
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.draws import processes
 from pytest_aorta.triage.facts import OUTCOMES, CellKey
+from pytest_aorta.triage.judging import LEVEL, Verdict, VerdictKind
 from pytest_aorta.triage.rates import Interval
-from pytest_aorta.triage.verdicts import (
-    LEVEL,
-    Row,
-    Table,
-    Verdict,
-    VerdictKind,
-)
+from pytest_aorta.triage.verdicts import Row, Table
 from pytest_aorta.triage.where import node_sentences
 
 #: Rates whose interval ends below this are shown with a decimal.

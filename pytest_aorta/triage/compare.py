@@ -18,10 +18,11 @@ from pytest_aorta.triage.columns import Column, difference_with_interval, p_valu
 from pytest_aorta.triage.draws import StartComparison
 from pytest_aorta.triage.environments import Difference, Environments, differences
 from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.triage.judging import LEVEL, Comparison, Pair, VerdictKind, judge
 from pytest_aorta.triage.rates import difference_p, holm
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.speed import Measured, Speed, compare_speeds
-from pytest_aorta.triage.verdicts import LEVEL, WAYS, Comparison, Pair, VerdictKind, judge
+from pytest_aorta.triage.verdicts import WAYS
 from pytest_aorta.workspace.paths import HISTORY
 
 #: ``no change`` is shown, not assumed: the whole interval of the difference lies within the margin. ``other failures``:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from pytest_aorta.triage.judging import VerdictKind
 from pytest_aorta.triage.rates import Interval
-from pytest_aorta.triage.verdicts import Row, Table, VerdictKind, check_baseline, is_named
+from pytest_aorta.triage.verdicts import Row, Table, check_baseline, is_named
 
 #: What a gate can look at, in the order of messages.
 VALUES: Mapping[str, Callable[[Row], float | str | None]] = {

@@ -15,8 +15,9 @@ from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage import margin as read_margin
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, p_value, plain
 from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.triage.judging import LEVEL
 from pytest_aorta.triage.reading import MATRIX_JSON, Results, recorded_rules, triage_in_order
-from pytest_aorta.triage.verdicts import LEVEL, Row, Table
+from pytest_aorta.triage.verdicts import Row, Table
 from pytest_aorta.workspace.atomic import write_text
 
 MATRIX_MD = "matrix.md"

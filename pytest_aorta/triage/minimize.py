@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import log
+from math import exp, log
 from typing import Literal
 
 from scipy.special import betaln
@@ -12,8 +12,9 @@ from scipy.special import betaln
 from pytest_aorta.common.texts import counted
 from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.facts import TrialFacts, judged_together
+from pytest_aorta.triage.judging import LEVEL
 from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
-from pytest_aorta.triage.verdicts import LEVEL, NOT_RUN
+from pytest_aorta.triage.verdicts import NOT_RUN
 
 
 class Needed:
@@ -98,7 +99,8 @@ class Minimized:
         tried: in order, the whole set first.
         is_complete: whether the search has come to its end, so that leaving out any one of ``left`` was tried.
         beside: ``left`` by turns with the whole set, which takes the place of the baseline in it; ``None`` where none
-            of the trials of ``left`` has failed. ``fails`` where it leaves more failures than the whole set does.
+            of the trials of ``left`` has failed, or it is the whole set.
+        kept: of ``left``, what acts by itself, but less than the whole set; the rest was added to it.
     """
 
     variables: tuple[str, ...]
@@ -107,6 +109,12 @@ class Minimized:
     tried: list[Tried] = field(default_factory=list)
     is_complete: bool = False
     beside: Tried | None = None
+    kept: tuple[str, ...] = ()
+
+    @property
+    def last(self) -> Tried:
+        """What was found out of ``left`` at last."""
+        return next(each for each in reversed(self.tried) if each.variables == self.left)
 
 
 class Search:
@@ -115,7 +123,8 @@ class Search:
     First the whole set has to fail less often than the baseline; then ``Needed`` proposes parts. The trials of each
     alternate with fresh ones of the baseline, so that a machine that changes meanwhile changes both.
 
-    Before it ends, what is left runs by turns with the whole set, if it has failed at all: it may act, and remove less.
+    Before it ends, what is left runs by turns with the whole set, unless it hardly fails: it may act, and remove less.
+    If it does, it takes the place of the baseline, and of the others that one is added with which it removes as much.
 
     - A part acts where the sequential test of its pairs says so, whatever the baseline's rate was when, and its trials
       are more like those of the whole set than like the baseline's.
@@ -137,8 +146,10 @@ class Search:
         self._most, self._most_in_all, self._at_once = most, most_in_all, at_once
         self._started = 0
         self._next_index: dict[tuple[str, ...] | None, int] = {}
-        #: Of all trials of the baseline that count, whether they have failed.
+        #: Of all trials of the baseline, or of what is kept, that count, whether they have failed.
         self._baseline: list[bool] = []
+        #: What was seen to act.
+        self._acting: list[Tried] = []
 
     def steps(self) -> Generator[list[Wanted], list[TrialFacts], None]:
         """Yields the trials that are wanted next, is sent what became of them, in that order."""
@@ -161,41 +172,96 @@ class Search:
             found.left = tuple(needed.left)
             if len(names) == 1 and answers[part] == "undecided":
                 found.unsure += names
-        last = next(each for each in found.tried if each.variables == found.left)
-        if found.left != found.variables and last.failures:
-            yield from self._beside_whole(found.left)
-        found.is_complete = True
+        while found.left != found.variables and (yield from self._removes_less(found.left)):
+            more = yield from self._with_one_more(found.left)
+            if more is None:
+                break
+            found.kept, found.left, found.beside = found.kept or found.left, more, None
+        found.is_complete = self._started < self._most_in_all or found.beside is not None
 
-    def _beside_whole(self, left: tuple[str, ...]) -> Generator[list[Wanted], list[TrialFacts], None]:
-        """Whether what is left removes as much as the whole set."""
-        beside = self.found.beside = Tried(left, LEVEL)
-        test = SequentialTest(MARGIN, 1 - LEVEL)
-        ends: dict[tuple[str, ...], list[bool]] = {self.found.variables: [], left: []}
-        for _ in range(self._most):
+    def _with_one_more(
+        self, kept: tuple[str, ...]
+    ) -> Generator[list[Wanted], list[TrialFacts], tuple[str, ...] | None]:
+        """What is kept with the variable that takes it to what the whole set removes; ``None`` where none alone does.
+
+        All run by turns with what is kept, and with the whole set. That it is this one, or none of them, is equally
+        likely before, and ``1 - LEVEL`` in the end; those that are ``LEVEL / number`` times as likely as before end.
+        """
+        rest = [name for name in self.found.variables if name not in kept]
+        tried = [Tried(self._ordered((*kept, name)), LEVEL / len(rest)) for name in rest]
+        self.found.tried += tried
+        whole = self._acting[0]
+        base: list[bool] = []
+        while asked := [each for each in tried if each.answer == "undecided" and each.trials < self._most]:
             if self._started >= self._most_in_all:
-                return
-            wanted = [Wanted(each, self._next_index.get(each, 0)) for each in ends]
-            self._next_index |= {one.variables: one.index + 1 for one in wanted}
-            self._started += len(wanted)
-            for own, facts in zip(ends.values(), (yield wanted), strict=True):
+                break
+            facts = yield self._wanted([kept, *(each.variables for each in (whole, *asked))])
+            base += [facts[0].is_failure] * facts[0].is_counted
+            for each, own in zip((whole, *asked), facts[1:], strict=True):
+                each.trials += own.is_counted
+                each.failures += own.is_counted and own.is_failure
+            for each in asked:
+                each.base_trials, each.base_failures = len(base), sum(base)
+                evidence = self._evidence(each)
+                each.p = exp(-max(0.0, evidence))
+                each.answer = "fails" if evidence <= log(each.level) else "undecided"
+            weights = [exp(self._evidence(each)) for each in tried]
+            best = max(range(len(tried)), key=lambda number: weights[number])
+            if weights[best] >= (1 - LEVEL) * (1 + sum(weights)):
+                tried[best].answer = "acts"
+                return tried[best].variables
+        return None
+
+    def _ordered(self, names: Iterable[str]) -> tuple[str, ...]:
+        chosen = {*names}
+        return tuple(name for name in self.found.variables if name in chosen)
+
+    def _wanted(self, parts: Iterable[tuple[str, ...] | None]) -> list[Wanted]:
+        """The next trial of each."""
+        found = []
+        for each in parts:
+            index = self._next_index.get(each, 0)
+            self._next_index[each] = index + 1
+            found.append(Wanted(each, index))
+        self._started += len(found)
+        return found
+
+    def _removes_less(self, left: tuple[str, ...]) -> Generator[list[Wanted], list[TrialFacts], bool]:
+        """Whether what is left removes less than the whole set; it has to fail for that, or be seen to be rare."""
+        last = self.found.last
+        while not last.failures and rate_upper_bound_sequential(0, last.trials) > MARGIN.points:
+            if last.trials >= self._most or self._started >= self._most_in_all:
+                break
+            for facts in (yield self._wanted([left] * self._at_once)):
+                last.trials += facts.is_counted
+                last.failures += facts.is_counted and facts.is_failure
+        if not last.failures:
+            return False
+        beside = self.found.beside = Tried(left, LEVEL)
+        test = SequentialTest(MARGIN, 1 - 2 * LEVEL)  # one end of the interval counts
+        whole: list[bool] = []
+        part: list[bool] = []
+        while len(part) < 2 * self._most and self._started < self._most_in_all:
+            wanted = self._wanted([self.found.variables, left])
+            for own, facts in zip((whole, part), (yield wanted), strict=True):
                 own += [facts.is_failure] * facts.is_counted
-            whole, part = ends.values()
-            beside.trials, beside.failures, beside.base_trials, beside.base_failures = (
-                *(len(part), sum(part)),
-                *(len(whole), sum(whole)),
-            )
+            beside.trials, beside.failures = len(part), sum(part)
+            beside.base_trials, beside.base_failures = len(whole), sum(whole)
             test.pairs += list(zip(map(float, whole), map(float, part), strict=False))[len(test.pairs) :]
             compared = test.comparison()
             beside.p = compared.p
             if compared.p <= LEVEL or compared.interval.high <= MARGIN.points:
                 is_more = beside.failures * beside.base_trials > beside.base_failures * beside.trials
                 beside.answer = "fails" if is_more and compared.p <= LEVEL else "acts"
-                return
+                break
+        # What follows is compared with these trials: those of before ran beside the baseline, at another time.
+        self._acting = [Tried(self.found.variables, LEVEL, len(whole), sum(whole), answer="acts")]
+        self._baseline = part
+        return beside.answer == "fails"
 
     def _try(self, variables: tuple[str, ...]) -> Generator[list[Wanted], list[TrialFacts], Tried]:
         n, k = len(self.found.variables), len(self.found.tried) + 1
         tried = Tried(variables, LEVEL * n / ((n + k) * (n + k - 1)))
-        acting = [each for each in self.found.tried if each.answer == "acts"]
         self.found.tried.append(tried)
         test = SequentialTest(MARGIN, 1 - LEVEL)
         base: list[TrialFacts] = []
@@ -205,38 +271,29 @@ class Search:
             tried.trials, tried.failures = len(ours), sum(ours)
             tried.base_trials, tried.base_failures = len(theirs), sum(theirs)
             test.pairs += list(zip(theirs, ours, strict=False))[len(test.pairs) :]
-            tried.answer = "did not run" if _never_ran(own) else self._answer(tried, acting, test)
+            tried.answer = "did not run" if _never_ran(own) else self._answer(tried, test)
             is_over = self._started >= self._most_in_all or _never_ran(base)
             if len(own) >= self._most:
                 is_over |= len(ours) <= len(theirs) or len(base) >= 2 * self._most
             if tried.answer != "undecided" or is_over:
+                self._acting += [tried] * (tried.answer == "acts")
                 return tried
             wanted: list[Wanted] = []
             while not wanted or len(wanted) < self._at_once:
-                for each in (None, variables) if len(own) < self._most else (None,):
-                    index = self._next_index.get(each, 0)
-                    self._next_index[each] = index + 1
-                    wanted.append(Wanted(each, index))
-            self._started += len(wanted)
+                wanted += self._wanted((None, variables) if len(own) < self._most else (None,))
             for one, facts in zip(wanted, (yield wanted), strict=True):
                 (base if one.variables is None else own).append(facts)
                 if one.variables is None and facts.is_counted:
                     self._baseline.append(facts.is_failure)
 
-    def _answer(self, tried: Tried, acting: Sequence[Tried], test: SequentialTest) -> Answer:
+    def _answer(self, tried: Tried, test: SequentialTest) -> Answer:
         found = test.comparison()
         tried.p = found.p
         is_lower = tried.failures * tried.base_trials < tried.base_failures * tried.trials
         is_shown = found.p <= tried.level and is_lower
-        if not acting:
+        if not self._acting:
             return "acts" if is_shown else "fails" if found.ratio.low >= 0.5 else "undecided"
-        # How much more likely the trials are with the rate of what acts than with the baseline's, as a logarithm.
-        rate = (sum(self._baseline) + 0.5) / (len(self._baseline) + 1)
-        failures, trials = sum(each.failures for each in acting), sum(each.trials for each in acting)
-        passes, base_passes = tried.trials - tried.failures, tried.base_trials - tried.base_failures
-        evidence = _log_chance(tried.failures, passes, failures + 0.5, trials - failures + 0.5) - _log_chance(
-            tried.failures, passes, tried.base_failures + _EARLIER * rate, base_passes + _EARLIER * (1 - rate)
-        )
+        evidence = self._evidence(tried)
         if is_shown and evidence > 0:
             return "acts"
         if evidence <= log(tried.level):
@@ -246,6 +303,15 @@ class Search:
         failures, passes = sum(self._baseline), len(self._baseline) - last - sum(self._baseline)
         is_gone = last > 0 and _log_chance(0, last, failures + 0.5, passes + 0.5) < log(_GONE)
         return "gone" if is_gone else "undecided"
+
+    def _evidence(self, tried: Tried) -> float:
+        """How much more likely the trials are with the rate of what acts than with the baseline's, as a logarithm."""
+        rate = (sum(self._baseline) + 0.5) / (len(self._baseline) + 1)
+        failures, trials = sum(each.failures for each in self._acting), sum(each.trials for each in self._acting)
+        passes, base_passes = tried.trials - tried.failures, tried.base_trials - tried.base_failures
+        return _log_chance(tried.failures, passes, failures + 0.5, trials - failures + 0.5) - _log_chance(
+            tried.failures, passes, tried.base_failures + _EARLIER * rate, base_passes + _EARLIER * (1 - rate)
+        )
 
 
 def _log_chance(failures: int, passes: int, a: float, b: float) -> float:
@@ -284,21 +350,20 @@ def conclusion(found: Minimized, name: str) -> tuple[bool, str]:
     if found.unsure:
         unsure = " ".join(found.unsure)
         return False, f"of {name}, {left} is enough; not decided whether {unsure} can go (--aorta-trials)"
+    is_one, last = len(found.left) == 1, found.beside or found.last
+    still = f"; {last.failures} of {last.trials} trials still fail with {'it' if is_one else 'them'}"
     of_all = f"of {counted(len(found.variables), 'variable')} of {name}, {left}"
     if found.beside is not None and found.beside.answer != "acts":
-        numbers = f"{_beside(found.beside)} with all of {name}"
+        numbers = f"{found.beside.base_failures} of {found.beside.base_trials} with all of {name}"
         if found.beside.answer == "fails":
-            is_enough = "acts" if len(found.left) == 1 else "act, together"
-            return (
-                False,
-                f"{of_all} {is_enough}, but not as much as all of them: {numbers}; keep {name}, or look for more",
-            )
-        return (
-            False,
-            f"{of_all} act{'s' * (len(found.left) == 1)}; not decided whether as much as all of them: {numbers}",
-        )
-    needed = "is needed" if len(found.left) == 1 else "are needed, together"
-    return True, f"{of_all} {needed}"
+            is_open = any({*found.left} < {*each.variables} and each.answer == "undecided" for each in found.tried)
+            why = "not decided which other one adds to it" if is_open else "no other one alone adds to it"
+            return False, f"{of_all} act{'s' * is_one}, but less than all of them, and {why}{still}, {numbers}"
+        return False, f"{of_all} act{'s' * is_one}; not decided whether as much as all of them{still}, {numbers}"
+    needed = "is needed" if is_one else "are needed, together"
+    if found.kept:
+        needed += f", as {' '.join(found.kept)} alone removes less"
+    return True, f"{of_all} {needed}{still if last.failures else ''}"
 
 
 def _beside(tried: Tried) -> str:
@@ -316,13 +381,14 @@ def report(found: Minimized, name: str) -> Iterator[str]:
     width = max(len(row[0]) for row in rows)
     for variables, failed, baseline, p, level, answer in rows:
         yield f"{variables:<{width}}  {failed:>10}  {baseline:>10}  {p:>7}  {level:>7}  {answer}".rstrip()
-    last = next((each for each in found.tried if each.variables == found.left), None)
-    if last is not None and last.answer == "acts":
+    if found.left is not None and found.last.answer == "acts":
+        last = found.last
         bound = rate_upper_bound_sequential(last.failures, last.trials)
         yield f"with {' '.join(last.variables)}: failure rate below {bound:.1%} (95 %), p = {last.p:.2g}"
         if found.beside is not None:
             yield f"beside the whole set: {_beside(found.beside)} with all of {name} (p = {found.beside.p:.2g})"
         yield f"at most {LEVEL:.0%}: the probability that any answer on a part is wrong"
     for each in found.tried:
-        if each.answer in ("undecided", "did not run"):
+        is_added = {*found.kept} < {*each.variables} if found.kept else False
+        if each.answer in ("undecided", "did not run") and not is_added:
             yield f"taken as not acting, though {each.answer}: {' '.join(each.variables)}"

@@ -40,10 +40,14 @@ MOST_MORE = 500
 
 #: Numbers of more trials that are said, and draws of what may come of them.
 _STEPS = (2, 4, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120, 150, 200, 250, 300, 400, MOST_MORE)
-_DRAWS = 1000
+_DRAWS = 500
 
-#: Odds, before any trial, that both rates are equal.
-_EQUAL = 0.5
+#: Odds, before any trial, that both rates are equal, in one comparison. From the second number on, the probability that
+#: they are, or are not, is one to reckon with, and has to lead to a decision with a chance of the third.
+_EQUAL, _PLAUSIBLE, _POWER_OF_EACH = 0.5, 0.15, 0.7
+
+#: By how much limits of a ratio that hold at any time are wider than those of a normal distribution.
+_RATIO_WIDTH = 1.2
 
 _NORMAL = NormalDist()
 
@@ -331,9 +335,10 @@ def more_trials(
 
     ``None`` where even 500 do not: then nothing is said, as observed rates are no promise. What is still possible is
     drawn (the predictive distribution): with the weight that the trials give it, both rates are equal, else each has a
-    distribution of its own (Jeffreys's prior; before any trial, the odds of equal rates are 1 to 2). Further trials are
-    drawn from that, and judged as by tests that hold at any time, as they are a second look: their limits are about
-    sqrt(2 log(2 / level) + log(trials)) standard errors wide. ``comparisons`` share the level.
+    distribution of its own (Jeffreys's prior; before any trial, the odds of equal rates are 1 to 2, times the number of
+    ``comparisons``, which share the level). Each of both that has a weight of 15 % has to be decided with a chance of
+    70 %, as a mean over both may be right in one of them only. Further trials are judged as by tests that hold at any
+    time, as they are a second look: their limits are about sqrt(2 log(2 / level) + log(trials)) standard errors wide.
     """
     import numpy as np
 
@@ -342,22 +347,26 @@ def more_trials(
     sides = (failures, trials), (base_failures, base_trials)
     both = failures + base_failures, trials + base_trials
     shared = _log_chance(*both) - sum(_log_chance(*side) for side in sides)
-    weight = 1 / (1 + exp(min(500.0, -shared)) / _EQUAL)
-    generator = np.random.default_rng([*sides[0], *sides[1]])
-    equal = generator.random(_DRAWS) < weight
-    of_both = generator.beta(both[0] + 0.5, both[1] - both[0] + 0.5, _DRAWS)
-    rates = [
-        np.where(equal, of_both, generator.beta(failed + 0.5, number - failed + 0.5, _DRAWS))
-        for failed, number in sides
-    ]
-    for more in _STEPS:
-        cell, base = (
-            (failed + generator.binomial(more, rate) + 0.5, number + more + 1.0)
-            for (failed, number), rate in zip(sides, rates, strict=True)
-        )
-        if _are_decided(*cell, *base, margin, comparisons).mean() >= _POWER:
-            return more
-    return None
+    weight = 1 / (1 + exp(min(500.0, -shared)) / (_EQUAL * comparisons))
+
+    def is_enough(more: int) -> bool:
+        generator = np.random.default_rng([*sides[0], *sides[1]])
+        equal = generator.beta(both[0] + 0.5, both[1] - both[0] + 0.5, _DRAWS)
+        own = [generator.beta(failed + 0.5, number - failed + 0.5, _DRAWS) for failed, number in sides]
+        chance = 0.0
+        for share, rates in ((weight, (equal, equal)), (1 - weight, own)):
+            cell, base = (
+                (failed + generator.binomial(more, rate) + 0.5, number + more + 1.0)
+                for (failed, number), rate in zip(sides, rates, strict=True)
+            )
+            decided = float(_are_decided(*cell, *base, margin, comparisons).mean())
+            if share >= _PLAUSIBLE and decided < _POWER_OF_EACH:
+                return False
+            chance += share * decided
+        return chance >= _POWER
+
+    # The most are asked first: mostly even they do not decide.
+    return _STEPS[bisect_left(_STEPS, True, key=is_enough)] if is_enough(_STEPS[-1]) else None
 
 
 def _log_chance(failures: int, trials: int) -> float:
@@ -380,7 +389,7 @@ def _are_decided(
     mean = (failures + base_failures) / (trials + base_trials)
     pooled = np.sqrt(mean * (1 - mean) * (1 / trials + 1 / base_trials))
     error = width(_ALPHA) * np.sqrt(rate * (1 - rate) / trials + base * (1 - base) / base_trials)
-    of_log = width(1 - RATIO_LEVEL) * np.sqrt((1 - rate) / failures + (1 - base) / base_failures)
+    of_log = _RATIO_WIDTH * width(1 - RATIO_LEVEL) * np.sqrt((1 - rate) / failures + (1 - base) / base_failures)
     ratio = np.log(rate / base)
     low, high = np.exp(ratio - of_log), np.exp(ratio + of_log)
     points, share = margin.points, margin.share

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import counted
 from pytest_aorta.settings import RequestError
-from pytest_aorta.triage import DECIDED, Margin, Stop, TriageSettings, rates
+from pytest_aorta.triage import DECIDED, Stop, TriageSettings, rates
 from pytest_aorta.triage.cells import CellStatistics, CellTrials, MitigationEffect, effects
 from pytest_aorta.triage.draws import (
     StartComparison,
     check_forks,
-    independent,
-    more_starts,
     seconds_of_process,
     start_rate_below,
     starts_of,
 )
 from pytest_aorta.triage.facts import CellKey, TrialFacts
+from pytest_aorta.triage.judging import (
+    DIFFERENT,
+    ENOUGH,
+    LEVEL,
+    Comparison,
+    Pair,
+    Verdict,
+    bound_on_rate,
+    judge,
+    loss_doubt,
+    outlasts,
+)
 from pytest_aorta.triage.observer import ObserverEffect, corrected
-from pytest_aorta.triage.rates import Counts, Interval
+from pytest_aorta.triage.rates import Counts
 from pytest_aorta.triage.rounds import Rounds, is_sooner, round_counts, rounds_of
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.speed import OperatorChange, Speed, Subject, changed_operators, compare_speeds, measured
 from pytest_aorta.triage.where import (
     NO_ASSOCIATIONS,
-    Association,
     Associations,
     Node,
     associations,
@@ -38,22 +46,13 @@ from pytest_aorta.triage.where import (
 )
 
 if TYPE_CHECKING:
-    from pytest_aorta.triage.sequential import SequentialComparison, SequentialTest
-
-#: Probability that any cell of a baseline is called different although none is.
-LEVEL = 0.05
+    from pytest_aorta.triage.sequential import SequentialTest
 
 #: Ways to fail that are judged one by one; with more of them, differences by chance become likely.
 WAYS = 5
 
 #: So many cells of a baseline are a search for the one that acts: those that are hopeless end early.
 SEARCHED = 4
-
-#: So many trials on either side would show a large difference.
-_ENOUGH = 8
-
-#: Part of the failures that a cure leaves at most.
-_CURE = 0.5
 
 #: After so many trials of which none has come to its main work, a cell is not tried any more.
 NOT_RUN = 3
@@ -66,87 +65,6 @@ BASELINE_DECIDED = "decided: every cell that is compared with it"
 
 #: Why a difference is no verdict yet, in a run that ends with its verdicts.
 NOT_CONFIRMED = "fresh trials have not confirmed it yet"
-
-VerdictKind = Literal[
-    "baseline",
-    "second baseline",
-    "fixes",
-    "reduces",
-    "worse",
-    "exchanges",
-    "leaves",
-    "confounded",
-    "slower",
-    "faster",
-    "similar",
-    "no effect",
-    "no cure",
-    "undecided",
-    "dropped",
-    "did not run",
-    "error",
-]
-
-#: Verdicts that a difference of the failure rates is.
-_DIFFERENT: tuple[VerdictKind, ...] = ("fixes", "reduces", "worse")
-
-#: How the numbers were found: once, after a number of trials that was set before; or such that one may look any time.
-Method = Literal["fixed", "sequential"]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Failure rate of a cell minus that of its baseline, with its 95 % interval.
-
-    ``ratio`` is the 99 % interval of the cell's rate divided by the baseline's. ``p`` is two-sided, of this cell alone;
-    ``p_adjusted`` is corrected for the number of cells (Holm). Where trials ran in several places, all compare trials
-    of one place with each other. Where starts served several trials, p is the larger one of the trials' and of the
-    starts', and the intervals are those of as many trials as there are starts.
-    """
-
-    baseline: CellKey
-    difference: float
-    interval: Interval
-    ratio: Interval
-    p: float
-    p_adjusted: float
-    method: Method
-
-    def is_within(self, margin: Margin) -> bool:
-        """Whether all plausible rates are within the margin of all plausible rates of the baseline."""
-        return (margin.points >= 1 or self.interval.within(-margin.points, margin.points)) and (
-            margin.share >= 1 or self.ratio.within(1 - margin.share, 1 + margin.share)
-        )
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What is concluded about a cell.
-
-    Attributes:
-        reason: why there is no more to say; empty where the numbers say it.
-        more_trials: of ``undecided``: about how many more trials of the cell would decide.
-        more_starts: of ``undecided``: how many more processes of the cell, and of its baseline, the run may go on to.
-        is_of_starts: whether it is the number of processes that leaves it open.
-        removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 99 %.
-        of: of ``exchanges`` what for what, of ``leaves`` what, of ``confounded`` with what; ``on the speed``, where
-            that is the question.
-    """
-
-    kind: VerdictKind
-    reason: str = ""
-    more_trials: int | None = None
-    more_starts: int | None = None
-    is_of_starts: bool = False
-    removes: float | None = None
-    of: str = ""
-
-    @property
-    def text(self) -> str:
-        """For a table: ``undecided (about 12 more trials)``."""
-        if self.more_trials is not None:
-            return f"undecided (about {self.more_trials} more trials)"
-        return f"{self.kind} {self.of}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -214,158 +132,6 @@ def check_baseline(wanted: str, cells: Sequence[tuple[str, Sequence[str]]], sour
 def is_named(wanted: str, label: str, mitigations: Sequence[str]) -> bool:
     """Whether a user means this cell: by its label, or by its mitigation set (``a,b`` or ``a+b``)."""
     return wanted == label or wanted.replace("+", ",") == ",".join(mitigations)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Counted trials of a cell and of its ``baseline``, which both have some.
-
-    Attributes:
-        strata: ``counts`` for each place in which both have trials; ``counts`` alone where there is one place.
-        rounds: the same for each round at each place, where rounds matter: trials of one round share what the machine
-            did to it, or their seeds. Empty where they do not.
-        watched: what their pairs of trials show at any time; ``None`` where the number of trials was set before.
-        apart: ``host`` or ``device``, where they have no place in common; ``time``, where one ended before the other.
-        starts: the test of starts, where one served several trials.
-    """
-
-    baseline: CellKey
-    counts: Counts
-    strata: tuple[Counts, ...]
-    rounds: tuple[Counts, ...] = ()
-    watched: SequentialComparison | None = None
-    apart: str = ""
-    starts: StartComparison | None = None
-
-    @property
-    def trials_p(self) -> float:
-        """The p value if each trial were a draw of its own."""
-        if len(self.strata) == 1 and not self.rounds:
-            return rates.difference_p(*self.strata[0])
-        return rates.conditional_p(self.rounds or self.strata)
-
-    def comparison(self) -> Comparison:
-        """Of this cell alone."""
-        strata: Sequence[tuple[float, float, float, float]] = self.strata
-        if self.starts is not None and self.counts[1] and self.counts[3]:
-            ours = independent(self.starts.cell) / self.counts[1]
-            theirs = independent(self.starts.base) / self.counts[3]
-            strata = [(a * ours, b * ours, c * theirs, d * theirs) for a, b, c, d in self.strata]
-        cell, base = rates.arms(strata)
-        difference, seen = cell.rate - base.rate, self.watched
-        if seen is not None:
-            return Comparison(self.baseline, difference, seen.interval, seen.ratio, seen.p, seen.p, "sequential")
-        p = self.trials_p if self.starts is None else max(self.trials_p, self.starts.p)
-        ratio = rates.ratio_of(*rates.arms(strata, rates.RATIO_LEVEL))
-        return Comparison(self.baseline, difference, rates.difference_of(cell, base), ratio, p, p, "fixed")
-
-
-def judge(pairs: Sequence[Pair], margin: Margin, family: int, planned: int = 0) -> list[tuple[Comparison, Verdict]]:
-    """Compare cells with their baselines, corrected for their number (Holm).
-
-    ``family``: cells that share the level, for the guess of how many more trials decide. ``planned``: comparisons that
-    there will be, as a cell that has its first trials later must not take back what was concluded before.
-    """
-    found = [pair.comparison() for pair in pairs]
-    adjusted = rates.holm([*(each.p for each in found), *[1.0] * (planned - len(found))])
-    compared = [replace(each, p_adjusted=p) for each, p in zip(found, adjusted, strict=False)]
-    return [(each, _verdict(pair, each, margin, family)) for pair, each in zip(pairs, compared, strict=True)]
-
-
-def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) -> Verdict:
-    """What a comparison says of a cell.
-
-    Significantly different comes first. ``no effect`` is shown, not assumed: the whole intervals of difference and
-    ratio lie within ``margin``. ``no cure``: it may lower the rate, but it does not remove half of the failures.
-    """
-    failures, trials, base_failures, base_trials = pair.counts
-    sequential = comparison.method == "sequential"
-    kind: VerdictKind = "undecided"
-    if comparison.p_adjusted < LEVEL and comparison.difference:
-        kind = "worse" if comparison.difference > 0 else "reduces" if failures else "fixes"
-    elif comparison.is_within(margin):
-        kind = "no effect"
-    elif comparison.ratio.low > _CURE and comparison.difference <= 0:  # above 0 it may turn out to be worse
-        kind = "no cure"
-    # Where they have nothing in common, more trials do not decide either.
-    if pair.apart and (kind != "undecided" or min(trials, base_trials) >= _ENOUGH):
-        where = "while" if pair.apart == "time" else "where"
-        reason = f"no trial of {pair.baseline.cell} ran {where} its trials ran"
-        return Verdict("confounded", reason, of=f"with {pair.apart}")
-    if kind in ("fixes", "reduces"):
-        # Three trials without a failure are no cure: the rate may be half of what it was.
-        # Where the trials of a start are alike, they are one.
-        number = len(pair.starts.cell) if pair.starts is not None and pair.starts.are_alike else trials
-        if kind == "fixes" and _rate_below(number, sequential=sequential) >= base_failures / base_trials * _CURE:
-            kind = "reduces"
-        removes = 1 - comparison.ratio.high
-        return Verdict(kind, removes=removes if removes > 0 else None)
-    if kind != "undecided":
-        return Verdict(kind)
-    if pair.starts is not None and (pair.starts.are_alike or pair.trials_p * family < LEVEL):
-        return _undecided_starts(pair.starts, margin, family, sequential)
-    # The guess is for trials of one place, and of a few it would be no more than its prior.
-    says_nothing = pair.strata != (pair.counts,) or min(trials, base_trials) < _ENOUGH
-    return Verdict(kind, more_trials=None if says_nothing else rates.more_trials(*pair.counts, margin, family))
-
-
-def _undecided_starts(starts: StartComparison, margin: Margin, family: int, sequential: bool) -> Verdict:
-    """Undecided for its number of starts, whatever the number of trials.
-
-    A run whose tests hold at one time only may go on to the number of starts below which no split is a difference;
-    beyond, a guess as for trials says how many would probably decide.
-    """
-    needed = more_starts(starts.cell, starts.base, family)
-    if needed:
-        return Verdict("undecided", starts.reason(needed), more_starts=needed, is_of_starts=True)
-    guess = starts.guess(margin, family)
-    more = guess if sequential else None
-    return Verdict("undecided", starts.reason(guess, is_guess=True), more_starts=more, is_of_starts=True)
-
-
-def _rate_below(trials: int, *, sequential: bool) -> float:
-    if not sequential:
-        return rates.rate_below(trials)
-    from pytest_aorta.triage.sequential import rate_upper_bound_sequential
-
-    return rate_upper_bound_sequential(0, trials)
-
-
-def _outlasts(runs: Association, counts: Counts, comparisons: int) -> bool:
-    """Whether there is a difference even if the trials say only as much as so many independent ones.
-
-    At the upper end of the interval of their serial correlation, 95 %, one-sided.
-    """
-    share = (runs.independent or 0) / runs.all_trials
-    correlation = min(1.0, (1 - share) / (1 + share) + 1.645 / sqrt(runs.all_trials))
-    share = (1 - correlation) / (1 + correlation)
-    trials, base_trials = int(counts[1] * share), int(counts[3] * share)
-    failures, base_failures = min(trials, round(counts[0] * share)), min(base_trials, round(counts[2] * share))
-    return comparisons * rates.difference_p(failures, trials, base_failures, base_trials) < LEVEL
-
-
-def _loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, comparisons: int) -> str:
-    """Why lost trials leave a verdict open; empty where they do not.
-
-    A trial that was lost might have failed. So a verdict does not hold where cell and baseline lose trials at
-    different rates, nor where it is gone if those that were lost on the side that fails less had failed. Trials that
-    one event has cost are one loss.
-    """
-    lost, base_lost = cell.loss_events, base.loss_events
-    if not lost and not base_lost:
-        return ""
-    doubt = rates.difference_p(lost, cell.counted + lost, base_lost, base.counted + base_lost) < LEVEL
-    if kind in _DIFFERENT:
-        more = base_lost if kind == "worse" else 0
-        less = 0 if kind == "worse" else lost
-        worst = (cell.failures + less, cell.counted + less, base.failures + more, base.counted + more)
-        lower = worst[0] * worst[3] < worst[2] * worst[1]
-        doubt |= lower == (kind == "worse") or comparisons * rates.difference_p(*worst) >= LEVEL
-    if not doubt:
-        return ""
-    if base_lost * (cell.counted + lost) > lost * (base.counted + base_lost):
-        return f"{base.lost} of {base.total} trials of {base.key.cell} were lost"
-    return f"{cell.lost} of {cell.total} trials were lost"
 
 
 @dataclass(frozen=True)
@@ -502,10 +268,11 @@ class Triage:
 
         ``ended``: whether no trial follows, so that the last starts have all of theirs.
         """
-        pairs = [self._pair(key, baseline, sequential, ended) for key in keys]
+        number = len(self.baselines().family(baseline)) if keys else 0
+        pairs = [self._pair(key, baseline, number, sequential, ended) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
         found = []
-        differ = any(verdict.kind in _DIFFERENT for _, verdict in judged)
+        differ = any(verdict.kind in DIFFERENT for _, verdict in judged)
         runs = dependence(self.cells) if differ else None
         for key, pair, (comparison, verdict) in zip(keys, pairs, judged, strict=True):
             doubt = ""
@@ -518,16 +285,16 @@ class Triage:
                     reason = f"after {number} {what}, {failures:.3g} failures against {base_failures:.3g}"
                     reason += ": probably no cure"
                     verdict = Verdict("dropped", reason)
-            if verdict.kind in (*_DIFFERENT, "no effect"):
+            if verdict.kind in (*DIFFERENT, "no effect"):
                 cells = self._cells[key].statistics, self._cells[baseline].statistics
-                doubt = _loss_doubt(*cells, verdict.kind, family)
-            if verdict.kind in _DIFFERENT and not doubt and sequential and self.settings.confirm:
+                doubt = loss_doubt(*cells, verdict.kind, family)
+            if verdict.kind in DIFFERENT and not doubt and sequential and self.settings.confirm:
                 from pytest_aorta.triage.sequential import is_confirmed
 
                 more, less = (baseline, key) if verdict.kind != "worse" else (key, baseline)
                 if not is_confirmed(_paired(self._cells[more], self._cells[less], ended=ended), LEVEL / family):
                     doubt = NOT_CONFIRMED
-            if verdict.kind in _DIFFERENT and runs is not None and not _outlasts(runs, pair.counts, family):
+            if verdict.kind in DIFFERENT and runs is not None and not outlasts(runs, pair.counts, family):
                 come = "come" if runs.is_significant else "may come"
                 doubt = f"failures {come} in runs: {runs.all_trials} trials say as much as about {runs.independent}"
             found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
@@ -578,14 +345,14 @@ class Triage:
                 )
         for key, cell_numbers in cells.items():
             if cell_numbers.counted and not cell_numbers.failures:
-                below = _rate_below(cell_numbers.counted, sequential=sequential)
+                below = bound_on_rate(cell_numbers.counted, sequential=sequential)
                 of_starts = start_rate_below(cell_numbers.starts)
                 if of_starts is not None and sequential:
-                    of_starts = _rate_below(len(cell_numbers.starts), sequential=True)
+                    of_starts = bound_on_rate(len(cell_numbers.starts), sequential=True)
                 rows[key] = replace(rows[key], rate_below=below, start_rate_below=of_starts)
         if running:
             return Table(tuple(rows.values()), self.settings, tuple(contradictions))
-        found = associations(self.cells, differ=any(row.verdict.kind in _DIFFERENT for row in rows.values()))
+        found = associations(self.cells, differ=any(row.verdict.kind in DIFFERENT for row in rows.values()))
         matched: dict[str, list[bool]] = {}  # of each expression for metrics, whether a line of a trial matches
         for facts in (facts for cell in self.cells for facts in cell.finished if facts.is_counted):
             for name, has_matched in facts.matched:
@@ -676,7 +443,7 @@ class Triage:
         seconds = seconds_of_process((*cell.finished, *base.finished))
         return StartComparison(ours, theirs, seconds, family + 1)
 
-    def _pair(self, key: CellKey, baseline: CellKey, sequential: bool, ended: bool) -> Pair:
+    def _pair(self, key: CellKey, baseline: CellKey, family: int, sequential: bool, ended: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""
         cell, base = self._cells[key], self._cells[baseline]
         ours, theirs = cell.statistics, base.statistics
@@ -691,9 +458,9 @@ class Triage:
                 apart = "device" if hosts[0] & hosts[1] else "host"
         watched = self._test(key, baseline, ended=ended).comparison() if sequential else None
         rounds = () if sequential else self._rounds(key, baseline)
-        starts = self._starts(key, baseline, len(self.baselines().family(baseline)))
+        starts = self._starts(key, baseline, family)
         # Where one side ran sooner, a clear difference that no window can show may be the time.
-        if rounds and not apart and min(ours.counted, theirs.counted) >= _ENOUGH:
+        if rounds and not apart and min(ours.counted, theirs.counted) >= ENOUGH:
             told = rates.conditional_p(strata) if strata else rates.difference_p(*counts)
             apart = "time" if told < LEVEL <= rates.least_p(rounds) else ""
         return Pair(baseline, counts, strata or (counts,), rounds, watched, apart, starts)
@@ -802,8 +569,8 @@ class Triage:
 
 def _overlap(cell: CellTrials, base: CellTrials) -> bool:
     """Whether trials of one began while the other still had trials to begin; also where that is not known."""
-    ours, theirs = ([facts.started_at for facts in side.finished if facts.is_counted] for side in (cell, base))
-    return "" in (*ours, *theirs) or (max(ours) > min(theirs) and max(theirs) > min(ours))
+    (first, last), (base_first, base_last) = cell.statistics.began, base.statistics.began
+    return not (first and base_first) or (last > base_first and base_last > first)
 
 
 def _same_seeds(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> tuple[Counts, ...]:

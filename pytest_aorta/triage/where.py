@@ -268,6 +268,8 @@ def _places(trials: Sequence[TrialFacts], differ: bool = False) -> list[Associat
 
 def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Association | None:
     known = [(facts, values) for facts in trials if (values := _values(factor, facts))]
+    if len({values for _, values in known}) < 2:
+        return None
     # Trials of a start may be alike: of one that ran at one place, the first speaks for all; one that ran at several is
     # compared with itself.
     places_of: dict[Hashable, set[Hashable]] = {}

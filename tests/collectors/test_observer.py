@@ -15,10 +15,11 @@ from pytest_aorta.plan import Selection
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.columns import plain
 from pytest_aorta.triage.facts import TrialFacts
+from pytest_aorta.triage.judging import LEVEL
 from pytest_aorta.triage.observer import ObserverEffect, replay_effects
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.starts import with_replays
-from pytest_aorta.triage.verdicts import LEVEL, Table, Triage
+from pytest_aorta.triage.verdicts import Table, Triage
 
 
 def _table(*cells: list[TrialFacts], sequential: bool = False) -> Table:

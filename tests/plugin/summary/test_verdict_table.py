@@ -62,7 +62,6 @@ def test_a_triage_reads_like_this() -> None:
         "    6x SIGSEGV in run()",
         "  local-omp_1      0 of 20     0% (<14%)  fixes      <0.0001    20.50",
         "  local-tf32_off   9 of 20  45% (26-66%)  undecided     0.13        -",
-        "    undecided (about 150 more trials)",
         "    8x loss is nan: undecided",
         "    1x timeout in run(): undecided",
         "    0x SIGSEGV in run(), 6x in the baseline: fixes",

@@ -161,6 +161,27 @@ def test_pairs_are_compared_as_mcnemar_does_with_mid_p() -> None:
         assert least_p(tables) == pytest.approx(0.5**pairs)
 
 
+@pytest.mark.parametrize(("rounds", "cells"), [(20, 1), (40, 3), (80, 3)])
+def test_where_rates_drift_alike_pairs_of_rounds_call_none_of_the_cells_different_in_95_percent(
+    rounds: int, cells: int
+) -> None:
+    """Exactly, over all numbers of rounds in which both differ, with Bonferroni's bound on the family."""
+    rates = 0.4 + 0.35 * np.sin(2 * np.pi * np.arange(rounds) / rounds)
+    chances = np.ones(1)
+    for differ in 2 * rates * (1 - rates):
+        chances = np.convolve(chances, [1 - differ, differ])
+    error = 0.0
+    for pairs, chance in enumerate(chances):
+        fewest = next(
+            better
+            for better in range(pairs + 1)
+            if better > pairs // 2
+            or cells * conditional_p([*[(0, 1, 1, 1)] * better, *[(1, 1, 0, 1)] * (pairs - better)]) >= 0.05
+        )
+        error += chance * 2 * float(binom.cdf(fewest - 1, pairs, 0.5))
+    assert 0.01 < cells * error <= 0.05
+
+
 def test_one_stratum_is_fishers_test_with_twice_the_smaller_tail_and_mid_p() -> None:
     for table in [(0, 10, 7, 10), (3, 20, 9, 20), (12, 20, 5, 17)]:
         failures, trials, base_failures, base_trials = table
