@@ -241,9 +241,9 @@ def mitigation_set(value: Any) -> tuple[str, ...]:
 OPTION = "config."
 
 
-def variations(text: str) -> tuple[tuple[str, ...], ...]:
+def variations(value: Any) -> tuple[tuple[str, ...], ...]:
     """``NAME=1,2,4``, or ``config.NAME=1,2,4`` for an option of the workload: a mitigation set for each value."""
-    key, equals, values = text.partition("=")
+    key, equals, values = value.partition("=") if isinstance(value, str) else ("", "", "")
     if not equals or not is_variable(key.removeprefix(OPTION), values) or len(found := values.split(",")) < 2:
         raise ValueError("a variable and at least two values for it, such as OMP_NUM_THREADS=1,2,4")
     return tuple((f"{key}={value}",) for value in found)

@@ -12,6 +12,7 @@ from pytest_aorta.common.texts import counted
 from pytest_aorta.triage import Margin
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.draws import processes
+from pytest_aorta.triage.factorial import Factorial
 from pytest_aorta.triage.facts import OUTCOMES, CellKey
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import (
@@ -280,6 +281,10 @@ MEANINGS: Mapping[VerdictKind, str] = {
 }
 
 
+#: What is no answer to which variable acts.
+_OPEN: tuple[VerdictKind, ...] = ("undecided", "no effect", "no cure", "dropped")
+
+
 def conclusions(table: Table) -> list[str]:
     """One sentence for each group of cells that are compared with each other; none for a cell on its own."""
     groups: dict[CellKey, list[Row]] = {}
@@ -290,6 +295,7 @@ def conclusions(table: Table) -> list[str]:
     gathered = (table.associations.place, table.associations.start)
     found = [f"{each.sentence}." for each in gathered if each is not None]
     found += node_sentences(table.nodes)
+    told: list[Factorial] = []
     for key, rows in groups.items():
         base, most = table.row(key).cell, table.row(key).rate_below
         speeds = _speeds(rows, base)
@@ -299,6 +305,15 @@ def conclusions(table: Table) -> list[str]:
             sentences = [*speeds, _no_failure(base, _bound(table.row(key)), opening)]
         else:
             sentences = [_sentence(rows, base, table.settings.margin), *speeds]
+        factorial = next((each for each in table.factorials if key in each.cells), None)
+        if factorial is not None and factorial.acts:
+            # What each combination does beside the first says less.
+            sentences = [*speeds]
+        if factorial is not None and (factorial.acts or all(row.verdict.kind in _OPEN for row in rows)):
+            sentences = [*factorial.sentences * (factorial not in told), *sentences]
+            told.append(factorial)
+        if not sentences:
+            continue
         sentence = " ".join(sentences)
         group = " ".join(filter(None, (key.test, key.workload, key.options)))
         found.append(f"{group}: {sentence}" if several else sentence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from pytest_aorta.triage.draws import (
     start_rate_below,
     starts_of,
 )
+from pytest_aorta.triage.factorial import Factorial, factorials
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.observer import ObserverEffect, corrected
 from pytest_aorta.triage.rates import Counts, Interval
@@ -433,7 +435,8 @@ class Table:
     """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them.
 
     ``divergence``: which trials compute something else than others, where the run has looked. ``nodes``: of a sweep.
-    ``observer``: what collectors change, where some trials ran without.
+    ``observer``: what collectors change, where some trials ran without. ``factorials``: which variables act, of cells
+    that are all combinations of their values.
     """
 
     rows: tuple[Row, ...]
@@ -443,6 +446,7 @@ class Table:
     divergence: tuple[Mapping[str, Any], ...] = ()
     nodes: tuple[Node, ...] = ()
     observer: tuple[ObserverEffect, ...] = ()
+    factorials: tuple[Factorial, ...] = ()
 
     def observed(self, found: Sequence[ObserverEffect]) -> Table:
         """With what collectors change, and warnings where that is shown."""
@@ -597,6 +601,10 @@ class Triage:
         warnings = (*found.warnings, *contradictions, *forks, *idle, *slow_ranks(self.cells))
         nodes = tuple(self.nodes()) if self.settings.by_node else ()
         table = Table(tuple(rows.values()), self.settings, warnings, found, nodes=nodes)
+        if not dependence(self.cells):
+            paired = partial(_paired, ended=True)
+            shared = self.rounds().are_shared
+            table = replace(table, factorials=factorials(self.cells, paired, sequential=sequential, by_rounds=shared))
         return table.observed(self._observer_effects())
 
     def _of_ways(self, ways: Sequence[SignatureVerdict], verdict: Verdict) -> Verdict:
