@@ -61,6 +61,7 @@ class Stop:
         speed: whether a cell that does not fail is decided when its step times are.
         confirm: whether fresh trials have to confirm a fix first.
         seconds: after which no trial begins.
+        power: whether a cell also ends when it has had the trials that show a cure in 90 %, at the rate seen.
     """
 
     decided: bool = False
@@ -70,6 +71,7 @@ class Stop:
     speed: bool = False
     confirm: bool = True
     seconds: float | None = None
+    power: bool = False
 
     @property
     def ends_cells(self) -> bool:

@@ -24,6 +24,7 @@ from pytest_aorta.triage.draws import (
 from pytest_aorta.triage.factorial import Factorial, factorials
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.observer import ObserverEffect, corrected
+from pytest_aorta.triage.power import power_spent
 from pytest_aorta.triage.rates import Counts, Interval
 from pytest_aorta.triage.rounds import Rounds, is_sooner, round_counts, rounds_of
 from pytest_aorta.triage.signatures import Signature
@@ -956,6 +957,8 @@ class Decisions:
             if not is_open and not (verdict.kind == "reduces" and not cell.failures):
                 counts = f"{cell.failures} of {cell.counted} against {base.failures} of {base.counted}"
                 self.decided.setdefault(key, f"{verdict.kind} ({counts})")
+            elif self._goal.power and (spent := power_spent(cells, key, baseline, len(family), self._triage.settings)):
+                self.decided.setdefault(key, spent)
 
     def _stop(self, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]) -> None:
         """Stop what is decided, and baselines, as soon as no other cell needs more trials of them."""
