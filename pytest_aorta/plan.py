@@ -228,6 +228,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             confirm=stop.decided and stop.confirm,
             speed=stop.speed,
             screens=stop.decided and not stop.equivalence,
+            power=stop.power,
         ),
         stop=stop,
         shard=values["shard"],

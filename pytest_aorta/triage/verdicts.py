@@ -510,11 +510,12 @@ class Triage:
         pairs = [self._pair(key, baseline, sequential, ended) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
         found = []
+        fewest = 1 if self.settings.power else SEARCHED
         differ = any(verdict.kind in _DIFFERENT for _, verdict in judged)
         runs = dependence(self.cells) if differ else None
         for key, pair, (comparison, verdict) in zip(keys, pairs, judged, strict=True):
             doubt = ""
-            if verdict.kind == "undecided" and sequential and self.settings.screens and family >= SEARCHED:
+            if verdict.kind == "undecided" and sequential and self.settings.screens and family >= fewest:
                 from pytest_aorta.triage.sequential import hopeless_at
 
                 if hopeless := hopeless_at(_paired(self._cells[baseline], self._cells[key], ended=ended)):

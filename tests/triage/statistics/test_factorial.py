@@ -194,8 +194,7 @@ def test_the_interaction_is_exact_given_how_often_each_value_has_failed() -> Non
     alike = [t for t in every if sum(t) == 9 and t[1] + t[3] == 4 and t[2] + t[3] == 5]
     weight = {t: float(np.prod([binom.pmf(k, 5, 0.5) for k in t])) for t in alike}
     total = sum(weight.values())
-    low, seen = (
-        sum(w for t, w in weight.items() if test(t[3])) / total for test in (lambda k: k <= 1, lambda k: k == 1)
-    )
+    low = sum(each for t, each in weight.items() if t[3] <= 1) / total
+    seen = sum(each for t, each in weight.items() if t[3] == 1) / total
     assert interaction_p([counts]) == pytest.approx(min(1.0, 2 * low - seen))
     assert interaction_p([((0, 40), (0, 40), (0, 40), (15, 40))]) == 1.0  # so it is no test of "needs both"
