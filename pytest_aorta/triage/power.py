@@ -17,6 +17,9 @@ _LEVEL, POWER = 0.05, 0.9
 #: Of fewer trials, a rate says nothing.
 FEWEST = 8
 
+#: A cell with this share of the baseline's rate leads, and has so many times the trials before it ends.
+_LEADS, _MORE = 0.6, 4
+
 #: More trials than these are nobody's plan; beyond the second number, Fisher's test takes the place of Boschloo's.
 _MOST, _MOST_OF_BOSCHLOO = 2000, 100
 
@@ -104,7 +107,9 @@ def power_spent(
     if not rate or min(cell.counted, base.counted) < FEWEST:
         return ""
     needed = trials_needed(rate, family, sequential=True, confirm=settings.confirm)
-    if needed is None or min(cell.counted, base.counted) < needed:
+    # A leader, which fails clearly less, may be no cure but worth more trials.
+    is_leading = bool(base.failures) and (cell.rate or 0.0) <= _LEADS * (base.rate or 0.0)
+    if needed is None or min(cell.counted, base.counted) < needed * (_MORE if is_leading else 1):
         return ""
     return f"undecided with 90% power ({cell.failures} of {cell.counted} against {base.failures} of {base.counted})"
 

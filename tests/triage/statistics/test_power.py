@@ -69,3 +69,19 @@ def test_cells_end_when_they_are_decided_or_have_had_the_trials_that_show_a_cure
     assert reasons["local-nothing"].startswith("decided: undecided with 90% power (")
     needed = trials_needed(0.5, 2, sequential=True) or 0
     assert all(cell.statistics.total <= needed + 6 for cell in triage.cells)
+
+
+def test_a_cell_that_leads_has_more_trials_than_one_that_does_not() -> None:
+    ends = {}
+    for name, mine in (("leads", "F...." * 100), ("does not", "FF.F." * 100)):
+        triage = Triage(TriageSettings(sequential=True))
+        decisions = Decisions(triage, Stop(decided=True, power=True))
+        for facts in (
+            each for turn in zip(trials("none", ".FF.F" * 100), trials("a", mine), strict=True) for each in turn
+        ):
+            if not decisions.stopped:
+                triage.add(facts)
+                decisions.update(facts.key)
+        ends[name] = triage.cells[1].statistics.total
+        assert decisions.stopped
+    assert ends["leads"] > ends["does not"]
