@@ -117,7 +117,10 @@ class Factorial:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        return tuple(finding.text for finding in self.findings)
+        acting = [finding for finding in self.findings if finding.kind == "acts"]
+        is_open = len(acting) > 1 and not any(finding.alone for finding in acting)
+        more = ["Whether they need each other is open."] if is_open else []
+        return (*(finding.text for finding in self.findings), *more)
 
 
 def design_of(cells: Sequence[CellTrials]) -> tuple[tuple[Factor, ...], dict[Combination, CellTrials]] | None:
