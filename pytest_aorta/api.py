@@ -108,6 +108,7 @@ _OWN_READERS: Mapping[str, valid.Reader] = {
     "own_cores": valid.switch,
     "registry_files": lambda value: tuple(map(valid.folder, _several(value))),
     "results_dir": valid.folder,
+    "trials": valid.positive_int,
     "worker": valid.whole,
     "workers": valid.positive_int,
 }

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_aorta.launch.launch_mode import AS_TYPED, COMMAND_RANKS_TARGET
 from pytest_aorta.probe.variables import has_secret, is_secret_name
 from pytest_aorta.registry import BUILTIN_SOURCE, Environment, Mitigation, Registry, WorkloadEntry, option_value
-from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
+from pytest_aorta.settings import (
+    AUTO,
+    BY_NAME,
+    MOST_OF_AUTO,
+    PAIRS,
+    TRIALS_UNTIL_DECIDED,
+    OptionError,
+    RequestError,
+    is_variable,
+)
 from pytest_aorta.triage import Stop, TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, distinct_names, words_of
 from pytest_aorta.trials.execution import (
@@ -171,6 +180,10 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
     if stop.seconds is not None and (values["order"] or "interleaved") != "interleaved":
         raise OptionError(f"aorta_order {values['order']} and --aorta-stop with a time: whole rounds are interleaved")
     trials = values["trials"]
+    if trials == AUTO:
+        if values["minimize"]:
+            raise OptionError("--aorta-trials auto and pytest-aorta minimize: use a number; a search ends by itself")
+        stop, trials = replace(stop, decided=True, power=True), MOST_OF_AUTO
     if trials is None and stop.seconds is not None:
         workloads = (*(values["workload"] or ()), *(values["command"] or ()))
         cells = math.prod(len(axis or ("",)) for axis in (workloads, values["environment"], values["mitigations"]))
@@ -215,6 +228,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             confirm=stop.decided and stop.confirm,
             speed=stop.speed,
             screens=stop.decided and not stop.equivalence,
+            power=stop.power,
         ),
         stop=stop,
         shard=values["shard"],

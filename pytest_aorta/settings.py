@@ -33,6 +33,9 @@ _DIGITS = 18
 #: As many earlier runs of a workload as there are.
 UNBOUNDED = sys.maxsize
 
+#: What ``auto`` is as a number of trials, and the most that it comes to.
+AUTO, MOST_OF_AUTO = 0, 500
+
 #: Trials of each cell where a decision is to end them, and no number was given.
 TRIALS_UNTIL_DECIDED = 200
 
@@ -99,6 +102,13 @@ def _at_least(least: int) -> Callable[[Any], int]:
 
 
 positive_int, whole = _at_least(1), _at_least(0)
+
+
+def trials(value: Any) -> int:
+    number = AUTO if value == "auto" else _integer(value, 1)
+    if number is None:
+        raise ValueError("a whole number of at least 1, or auto")
+    return number
 
 
 def number_of(value: Any) -> float:
@@ -241,9 +251,9 @@ def mitigation_set(value: Any) -> tuple[str, ...]:
 OPTION = "config."
 
 
-def variations(text: str) -> tuple[tuple[str, ...], ...]:
+def variations(value: Any) -> tuple[tuple[str, ...], ...]:
     """``NAME=1,2,4``, or ``config.NAME=1,2,4`` for an option of the workload: a mitigation set for each value."""
-    key, equals, values = text.partition("=")
+    key, equals, values = value.partition("=") if isinstance(value, str) else ("", "", "")
     if not equals or not is_variable(key.removeprefix(OPTION), values) or len(found := values.split(",")) < 2:
         raise ValueError("a variable and at least two values for it, such as OMP_NUM_THREADS=1,2,4")
     return tuple((f"{key}={value}",) for value in found)
@@ -407,7 +417,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
     ),
     "trials": (
         Setting("workload", name, "NAME", "run this registered workload (repeat)", separator=";"),
-        Setting("trials", positive_int, "N", "trials per cell", "1"),
+        Setting("trials", trials, "N", "trials per cell, or auto", "1"),
         Setting("environment", name, "NAME", "registered environment (repeat)", "local", separator=";"),
         Setting("mitigations", mitigation_set, "A,B", "a set of names or K=V; repeat for more", "none", separator=";"),
         Setting("vary", variations, "K=1,2", "an axis of values of a variable (repeat)", separator=";"),

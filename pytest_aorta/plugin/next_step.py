@@ -57,6 +57,7 @@ def next_steps(run: Run, table: Table, stopped: str | None) -> Iterator[str]:
         # More trials would draw more seeds, and tell no more.
         yield f"next: a failure again, with its hash seed: pytest --aorta-replay {shlex.quote(failed)}"
         return
+    is_answered = run.selection.stop.power or any(each.acts for each in table.factorials)
     undecided = [row for row in compared if row.verdict.kind == "undecided"]
     is_rare = not any(row.cell.failures for row in rows)
     if not is_line:
@@ -64,7 +65,7 @@ def next_steps(run: Run, table: Table, stopped: str | None) -> Iterator[str]:
     elif is_rare and not table.settings.speed and not kinds & {"slower", "faster"}:
         stop = ["--aorta-trials", str(_MANY), "--aorta-stop", f"failures=1,{_LONG}"]
         yield f"next: until it fails, for {_LONG} at most: {_line(run, stop)}"
-    elif undecided and table.associations.runs is None:
+    elif undecided and table.associations.runs is None and not is_answered:
         more = _more(run, undecided, table)
         trials = max(row.cell.total for row in rows) + more
         time = _time(run, rows, more)

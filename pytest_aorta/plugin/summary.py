@@ -19,6 +19,7 @@ from pytest_aorta.triage.columns import COLUMNS, MEANINGS, Column, conclusions
 from pytest_aorta.triage.facts import LOSSES, CellKey
 from pytest_aorta.triage.judging import VerdictKind
 from pytest_aorta.triage.matrix import MATRIX_MD
+from pytest_aorta.triage.power import trials_needed
 from pytest_aorta.triage.rates import smallest_fault
 from pytest_aorta.triage.verdicts import Row, Table
 from pytest_aorta.trials.command_line import COMMAND_TARGET, launcher_in, line_of
@@ -317,6 +318,12 @@ def _of_plan(run: Run) -> Iterator[str]:
             yield f"{how}: {', '.join(first_names(commands, _MOST))}"
     # What the planned trials can show, where their number is set before.
     most = max(map(len, cells), default=0)
+    if most > 1 and run.selection.stop.power:
+        confirm = run.selection.triage.confirm
+        known = [(rate, trials_needed(rate, most - 1, sequential=True, confirm=confirm)) for rate in (0.3, 0.1)]
+        numbers = ", ".join(f"at {rate:.0%} {number} trials of each" for rate, number in known)
+        numbers += f", {run.selection.trials} at most"
+        yield f"until each cell is decided, or has had 90% power to show a cure: {numbers}"
     if most > 1 and not run.selection.triage.sequential:
         trials, rate = counted(run.selection.trials, "trial"), smallest_fault(run.selection.trials, most - 1)
         shows = " can show no cure" if rate is None else f": 90% power to show a cure of a fault of {rate:.0%}"

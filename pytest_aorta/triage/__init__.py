@@ -61,6 +61,7 @@ class Stop:
         speed: whether a cell that does not fail is decided when its step times are.
         confirm: whether fresh trials have to confirm a fix first.
         seconds: after which no trial begins.
+        power: whether a cell also ends when it has had the trials that show a cure in 90 %, at the rate seen.
     """
 
     decided: bool = False
@@ -70,6 +71,7 @@ class Stop:
     speed: bool = False
     confirm: bool = True
     seconds: float | None = None
+    power: bool = False
 
     @property
     def ends_cells(self) -> bool:
@@ -132,6 +134,7 @@ class TriageSettings:
         confirm: whether a cell that fails less needs fresh trials that say so again.
         speed: whether the step times are what is asked for, of cells that do not fail.
         screens: whether, of many cells, those end early that are hopeless.
+        power: whether that holds for few cells as well: of ``--aorta-trials auto``, which asks for a cure.
         by_node: whether nodes are compared as well: of a sweep over them.
         signatures: rules of the user: names of ways to fail, each with a regular expression for the texts of a failure.
     """
@@ -143,5 +146,6 @@ class TriageSettings:
     confirm: bool = False
     speed: bool = False
     screens: bool = False
+    power: bool = False
     by_node: bool = False
     signatures: tuple[tuple[str, str], ...] = ()

@@ -9,11 +9,13 @@ from functools import cache, partial
 from typing import Any, Generic, Literal, TypeVar
 
 from pytest_aorta.common.texts import counted
-from pytest_aorta.triage import Margin
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.draws import processes
+from pytest_aorta.triage.factorial import Factorial
 from pytest_aorta.triage.facts import OUTCOMES, CellKey
 from pytest_aorta.triage.judging import LEVEL, Verdict, VerdictKind
+from pytest_aorta.triage.power import FEWEST, rate_seen, sentence, trials_needed
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import Row, Table
 from pytest_aorta.triage.where import node_sentences
@@ -275,6 +277,10 @@ MEANINGS: Mapping[VerdictKind, str] = {
 }
 
 
+#: What is no answer to which variable acts.
+_OPEN: tuple[VerdictKind, ...] = ("undecided", "no effect", "no cure", "dropped")
+
+
 def conclusions(table: Table) -> list[str]:
     """One sentence for each group of cells that are compared with each other; none for a cell on its own."""
     groups: dict[CellKey, list[Row]] = {}
@@ -285,6 +291,7 @@ def conclusions(table: Table) -> list[str]:
     gathered = (table.associations.place, table.associations.start)
     found = [f"{each.sentence}." for each in gathered if each is not None]
     found += node_sentences(table.nodes)
+    told: list[Factorial] = []
     for key, rows in groups.items():
         base, most = table.row(key).cell, table.row(key).rate_below
         speeds = _speeds(rows, base)
@@ -293,14 +300,23 @@ def conclusions(table: Table) -> list[str]:
             opening = "No failure" if speeds or is_on_speed else "Nothing to fix"
             sentences = [*speeds, _no_failure(base, _bound(table.row(key)), opening)]
         else:
-            sentences = [_sentence(rows, base, table.settings.margin), *speeds]
+            sentences = [_sentence(rows, base, table.settings), *speeds]
+        factorial = next((each for each in table.factorials if key in each.cells), None)
+        if factorial is not None and factorial.acts:
+            # What each combination does beside the first says less.
+            sentences = [*speeds]
+        if factorial is not None and (factorial.acts or all(row.verdict.kind in _OPEN for row in rows)):
+            sentences = [*factorial.sentences * (factorial not in told), *sentences]
+            told.append(factorial)
+        if not sentences:
+            continue
         sentence = " ".join(sentences)
         group = " ".join(filter(None, (key.test, key.workload, key.options)))
         found.append(f"{group}: {sentence}" if several else sentence)
     return found
 
 
-def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
+def _sentence(rows: Sequence[Row], base: CellStatistics, settings: TriageSettings) -> str:
     def best(kind: VerdictKind) -> list[Row]:
         found = [row for row in rows if row.verdict.kind == kind]
         return sorted(found, key=lambda row: (row.is_slower, row.p, row.cell.rate or 0.0))
@@ -345,8 +361,9 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
         verb = "leaves" if len(useless) == 1 else "leave"
         return f"{names(useless)} {verb} more than half of the failures of {base.key.cell}."
     if undecided:
-        return _undecided(undecided, base)
+        return " ".join(filter(None, (_undecided(undecided, base), _power(undecided, rows, base, settings))))
     if same:
+        margin = settings.margin
         limits = [f"{margin.share:.0%} of it"] if margin.share < 1 else []
         limits += [f"{100 * margin.points:.3g} points"] if margin.points < 1 else []
         verb = "does" if len(same) == 1 else "do"
@@ -406,6 +423,19 @@ def _undecided(rows: Sequence[Row], base: CellStatistics) -> str:
         return f"{text}."
     number = _range([min(more), max(more)]).replace("-", " to ")
     return f"{text}; about {number} more of each cell would be enough (a larger --aorta-trials, with --aorta-resume)."
+
+
+def _power(undecided: Sequence[Row], rows: Sequence[Row], base: CellStatistics, settings: TriageSettings) -> str:
+    """How many trials show a cure of what was seen; empty where that would not decide either, and while trials run."""
+    first = undecided[0]
+    fewest = min(base.counted, *(row.cell.counted for row in undecided))
+    if first.comparison is None or (first.comparison.method == "sequential") != settings.sequential:
+        return ""
+    if first.verdict.reason or first.verdict.of or base.shared_starts or fewest < FEWEST:
+        return ""
+    rate = rate_seen((row.cell for row in rows), base)
+    needed = trials_needed(rate, len(rows), sequential=settings.sequential, confirm=settings.confirm)
+    return sentence(rate, needed, fewest)
 
 
 def _evidence(row: Row, base: CellStatistics) -> str:

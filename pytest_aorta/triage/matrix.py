@@ -72,6 +72,7 @@ def matrix_json(table: Table, state: RunState) -> str:
         **({"divergence": table.divergence} if table.divergence else {}),
         **({"observer": table.observer} if table.observer else {}),
         **({"nodes": table.nodes} if table.nodes else {}),
+        **({"factorials": table.factorials} if table.factorials else {}),
     }
     cells = [{column.key: column.value(row) for column in COLUMNS if column.key} for row in _planned_rows(table, state)]
     lines = ",\n  ".join(json.dumps(plain(cell), allow_nan=False) for cell in cells)

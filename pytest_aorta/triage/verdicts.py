@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import counted
@@ -17,6 +18,7 @@ from pytest_aorta.triage.draws import (
     start_rate_below,
     starts_of,
 )
+from pytest_aorta.triage.factorial import Factorial, factorials
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.judging import (
     DIFFERENT,
@@ -31,6 +33,7 @@ from pytest_aorta.triage.judging import (
     outlasts,
 )
 from pytest_aorta.triage.observer import ObserverEffect, corrected
+from pytest_aorta.triage.power import power_spent
 from pytest_aorta.triage.rates import Counts
 from pytest_aorta.triage.rounds import Rounds, is_sooner, round_counts, rounds_of
 from pytest_aorta.triage.signatures import Signature
@@ -199,7 +202,8 @@ class Table:
     """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them.
 
     ``divergence``: which trials compute something else than others, where the run has looked. ``nodes``: of a sweep.
-    ``observer``: what collectors change, where some trials ran without.
+    ``observer``: what collectors change, where some trials ran without. ``factorials``: which variables act, of cells
+    that are all combinations of their values.
     """
 
     rows: tuple[Row, ...]
@@ -209,6 +213,7 @@ class Table:
     divergence: tuple[Mapping[str, Any], ...] = ()
     nodes: tuple[Node, ...] = ()
     observer: tuple[ObserverEffect, ...] = ()
+    factorials: tuple[Factorial, ...] = ()
 
     def observed(self, found: Sequence[ObserverEffect]) -> Table:
         """With what collectors change, and warnings where that is shown."""
@@ -272,11 +277,12 @@ class Triage:
         pairs = [self._pair(key, baseline, number, sequential, ended) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
         found = []
+        fewest = 1 if self.settings.power else SEARCHED
         differ = any(verdict.kind in DIFFERENT for _, verdict in judged)
         runs = dependence(self.cells) if differ else None
         for key, pair, (comparison, verdict) in zip(keys, pairs, judged, strict=True):
             doubt = ""
-            if verdict.kind == "undecided" and sequential and self.settings.screens and family >= SEARCHED:
+            if verdict.kind == "undecided" and sequential and self.settings.screens and family >= fewest:
                 from pytest_aorta.triage.sequential import hopeless_at
 
                 if hopeless := hopeless_at(_paired(self._cells[baseline], self._cells[key], ended=ended)):
@@ -364,6 +370,10 @@ class Triage:
         warnings = (*found.warnings, *contradictions, *forks, *idle, *slow_ranks(self.cells))
         nodes = tuple(self.nodes()) if self.settings.by_node else ()
         table = Table(tuple(rows.values()), self.settings, warnings, found, nodes=nodes)
+        if not dependence(self.cells):
+            paired = partial(_paired, ended=True)
+            shared = self.rounds().are_shared
+            table = replace(table, factorials=factorials(self.cells, paired, sequential=sequential, by_rounds=shared))
         return table.observed(self._observer_effects())
 
     def _of_ways(self, ways: Sequence[SignatureVerdict], verdict: Verdict) -> Verdict:
@@ -715,6 +725,8 @@ class Decisions:
             if not is_open and not (verdict.kind == "reduces" and not cell.failures):
                 counts = f"{cell.failures} of {cell.counted} against {base.failures} of {base.counted}"
                 self.decided.setdefault(key, f"{verdict.kind} ({counts})")
+            elif self._goal.power and (spent := power_spent(cells, key, baseline, len(family), self._triage.settings)):
+                self.decided.setdefault(key, spent)
 
     def _stop(self, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]) -> None:
         """Stop what is decided, and baselines, as soon as no other cell needs more trials of them."""

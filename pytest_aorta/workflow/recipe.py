@@ -38,7 +38,7 @@ from pydantic_core import PydanticCustomError
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, element, is_met
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryError, environment_from, mitigation_from
-from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, Reader, seconds, share, shown_command
+from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, Reader, seconds, share, shown_command, variations
 from pytest_aorta.triage import margin
 from pytest_aorta.trials.command_line import label_of, words_of
 from pytest_aorta.trials.output import checked_metric, checked_regex
@@ -553,6 +553,10 @@ class OutputTable(Table):
     depends: Texts = ()
 
 
+#: Of a variable, a mitigation set for each value.
+Axis = Annotated[tuple[tuple[str, ...], ...], _read_by(variations)]
+
+
 class MatrixTable(Table):
     workload: str | None = None
     trials: PositiveWhole = 1
@@ -560,6 +564,7 @@ class MatrixTable(Table):
     environments: Texts = ("local",)
     mitigations: Annotated[tuple[str | tuple[str, ...], ...], BeforeValidator(_several)] = ("none",)
     axes: Mapping[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    vary: Annotated[tuple[Axis, ...], BeforeValidator(_several)] = ()
     config: Mapping[str, Any] = Field(default_factory=dict)
     extra_env: Mapping[str, str] = Field(default_factory=dict, repr=False)
     steps: PositiveWhole | None = None

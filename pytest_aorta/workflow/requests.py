@@ -64,6 +64,8 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
                 action, f"action {action.name!r}: axes.extra_env: expected an array of tables of variables"
             )
         sets = with_axis(sets, added)
+    for axis in table.vary:
+        sets = with_axis(sets, axis)
     try:
         elastic = elastic_options(table.distributed.elastic)
     except ValueError as error:

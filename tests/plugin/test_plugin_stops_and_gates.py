@@ -204,3 +204,27 @@ def test_an_incomplete_run_is_no_success(flaky: Stage) -> None:
     interrupted = flaky.finish(process)
     assert interrupted.ret == 2
     interrupted.stdout.fnmatch_lines(["gates are not judged, because the run is incomplete: *"])
+
+
+def test_auto_ends_cells_that_are_decided_or_have_had_the_trials_that_show_a_cure(stage: Stage) -> None:
+    stage.write(
+        coin="""
+import os, random
+class Coin:
+    name = "coin"
+    default_config = {"steps": 1}
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self): return {"passed": os.environ.get("CURE") == "1" or random.random() < 0.2}
+"""
+    )
+    stage.register(coin="coin:Coin")
+    line = ("--aorta-workload", "coin", "--aorta-isolation", "none", "--aorta-trials", "auto")
+    sets = ("--aorta-mitigations", "none", "--aorta-mitigations", "CURE=1", "--aorta-mitigations", "NOTHING=1")
+    result = stage.run_here(*line, *sets, "--aorta-stop", "decided,confirm=0")
+    result.stdout.fnmatch_lines(
+        [
+            "aorta: until each cell is decided, or has had 90% power to show a cure: at 30% * at 10% *, 500 at most",
+            "*2 of 2 cells decided, * trials saved (--aorta-stop=decided)",
+        ]
+    )

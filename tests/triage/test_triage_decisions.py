@@ -75,6 +75,22 @@ def test_of_many_cells_the_hopeless_ones_end_early_and_say_after_how_many_trials
     assert few.trials("local-a") > dropped
 
 
+def test_where_a_cure_is_asked_for_a_hopeless_cell_ends_early_also_where_it_is_the_only_one() -> None:
+    cells = trials("none", "F." * 50), trials("a", ".F" * 50)
+    triage = Triage(TriageSettings(sequential=True, screens=True, power=True))
+    decisions = Decisions(triage, Stop(decided=True, power=True))
+    for facts in chain(*zip(*cells, strict=True)):
+        if not decisions.stopped:
+            triage.add(facts)
+            decisions.update(facts.key)
+    assert triage.cells[1].statistics.total < 30
+    reasons = {key.cell: reason.partition(" (")[0] for key, reason in decisions.stopped.items()}
+    assert reasons == {
+        "local-a": "decided: dropped",
+        "local-none": "decided: every cell that is compared with it",
+    }
+
+
 def test_what_raises_the_rate_is_not_hopeless_and_neither_is_what_has_not_failed() -> None:
     assert not any(is_hopeless(base, 0, trials) for trials in (8, 50, 200) for base in range(0, trials + 1, 4))
     assert not is_hopeless(2, 12, 20)

@@ -427,10 +427,13 @@ def test_rarer_worse_and_equal_are_told_from_fixed() -> None:
 
 def test_too_few_trials_are_said_to_be_with_how_many_more() -> None:
     few = said(trials("none", "F......."), trials("a", "." * 8))
-    assert few == ["Undecided: 8 trials of local-none and as many of a are too few to tell."]
+    assert few == [
+        "Undecided: 8 trials of local-none and as many of a are too few to tell. "
+        "At 12%, 76 trials of each cell show a cure in 90%."
+    ]
     [sentence] = said(trials("none", "FFF....."), trials("a", "." * 8))
     assert sentence.startswith("Undecided: 8 trials of local-none and as many of a are too few to tell; about ")
-    assert sentence.endswith(" more of each cell would be enough (a larger --aorta-trials, with --aorta-resume).")
+    assert " more of each cell would be enough (a larger --aorta-trials, with --aorta-resume). At 38%, " in sentence
 
 
 def test_a_baseline_that_does_not_fail_leaves_nothing_to_fix() -> None:

@@ -130,3 +130,23 @@ def test_a_baseline_without_a_trial_yet_is_no_obstacle_for_a_report(stage: Stage
     stage.run_here("aorta.toml::lr[local-FIX=1-0]").assert_outcomes(passed=1)
     done = stage.aorta("report", "workspace/lr")
     assert done.ret == 0, done.stderr.str()
+
+
+def test_a_recipe_varies_variables_as_the_option_does(stage: Stage) -> None:
+    script = "import os, sys; sys.exit(os.environ['A'] == os.environ['B'] == '1')"
+    stage.write(**{"both": script})
+    recipe = """
+[[action]]
+name = "matrix"
+command = "python both.py"
+trials = 6
+vary = ["A=0,1", "B=0,1"]
+"""
+    stage.write_file("aorta.toml", recipe)
+    result = stage.run_here("aorta.toml")
+    result.stdout.fnmatch_lines(["It needs both A=1 and B=1: 6 of 6 failed, 0 of 18 otherwise (p = 0.0*).*"])
+    matrix = json.loads((stage.path / "workspace/matrix/matrix.json").read_text())
+    assert matrix["factorials"][0]["findings"][0]["kind"] == "needs"
+    stage.write_file("aorta.toml", recipe.replace("A=0,1", "A"))
+    wrong = stage.run_here("aorta.toml")
+    wrong.stdout.fnmatch_lines(["*vary*expected a variable and at least two values*"])

@@ -1,0 +1,127 @@
+"""How many trials of each cell show a cure: a cell that never fails, beside a baseline that fails at a given rate."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from math import comb, log
+
+from pytest_aorta.triage import TriageSettings
+from pytest_aorta.triage.cells import CellStatistics
+from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.triage.rates import difference_p, rate_below
+
+_LEVEL, POWER = 0.05, 0.9
+
+#: Of fewer trials, a rate says nothing.
+FEWEST = 8
+
+#: A cell with this share of the baseline's rate leads, and has so many times the trials before it ends.
+_LEADS, _MORE = 0.6, 4
+
+#: More trials than these are nobody's plan; beyond the second number, Fisher's test takes the place of Boschloo's.
+_MOST, _MOST_OF_BOSCHLOO = 2000, 100
+
+#: Rates at which the tests that hold at any time are simulated, and how often.
+_SIMULATED, _RUNS = (0.2, 0.4, 0.6, 0.8, 1.0), 200
+
+
+def trials_needed(rate: float, comparisons: int = 1, *, sequential: bool = False, confirm: bool = False) -> int | None:
+    """Trials of each cell with which a cure of a fault of this ``rate`` is called ``fixes`` with a chance of 90 %.
+
+    ``comparisons`` share the level. ``sequential``: by the tests that hold at any time, by simulation of them;
+    ``confirm``: which fresh pairs have to confirm. ``None`` for more than 2,000.
+    """
+    if not 0 < rate <= 1:
+        return None
+    if not sequential:
+        return _at_once(float(f"{rate:.2g}"), comparisons)
+    # So many failures are needed, about: hardly another number where they are rare.
+    place = max(0.0, (rate - _SIMULATED[0]) / (_SIMULATED[1] - _SIMULATED[0]))
+    low = min(int(place), len(_SIMULATED) - 2)
+    ends = [each * _at_any_time(each, comparisons, confirm) for each in _SIMULATED[low : low + 1 + (place > low)]]
+    found = round((ends[0] + (place - low) * (ends[-1] - ends[0])) / rate)
+    return None if found > _MOST else found
+
+
+@lru_cache(maxsize=256)
+def _at_once(rate: float, comparisons: int) -> int | None:
+    def is_found(trials: int) -> bool:
+        least = int(2 * trials * rate_below(trials)) + 1  # the bound of what is left is below half of the rate
+        for needed in range(least, trials + 1):
+            if _p(needed, trials) * comparisons < _LEVEL:
+                fewer = sum(comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(needed))
+                return 1 - fewer >= POWER
+        return False
+
+    found = 1 + bisect_left(range(1, _MOST + 1), True, key=is_found)
+    return None if found > _MOST else found
+
+
+def _p(failures: int, trials: int) -> float:
+    """Of so many failures of the baseline beside none of the cell."""
+    if trials <= _MOST_OF_BOSCHLOO:
+        return difference_p(0, trials, failures, trials)
+    return 2 * comb(trials, failures) / comb(2 * trials, failures)
+
+
+@lru_cache(maxsize=256)
+def _at_any_time(rate: float, comparisons: int, confirm: bool) -> int:
+    import numpy as np
+
+    from pytest_aorta.triage.sequential import PairedEProcess, rate_upper_bound_sequential
+
+    process, generator = PairedEProcess([0.0]), np.random.default_rng(0)
+    # The limits of ``SequentialTest`` with Holm's correction, and of ``is_confirmed``.
+    limits = np.array([log(2 * comparisons / _LEVEL), *([log(1 / _LEVEL)] if confirm else [])])
+    stage, total = np.zeros(_RUNS, dtype=int), np.zeros(_RUNS)
+    pairs, failures, capital = np.zeros(_RUNS, dtype=np.int64), np.zeros(_RUNS, dtype=np.int64), np.zeros(_RUNS)
+    for number in range(1, _MOST + 1):
+        states, which = np.unique(np.stack([pairs, failures]), axis=1, return_inverse=True)
+        on_base, on_cell = process.gains(states[0], states[1], np.zeros(states.shape[1]))
+        failed = generator.random(_RUNS) < rate
+        which = which.ravel()
+        capital += on_base[failed.astype(int), which, 1] + on_cell[0, which, 1]
+        pairs, failures, total = pairs + 1, failures + failed, total + failed
+        reached = (stage < len(limits)) & (capital >= limits[np.minimum(stage, len(limits) - 1)])
+        stage[reached] += 1
+        pairs[reached], failures[reached], capital[reached] = 0, 0, 0.0
+        is_found = (stage == len(limits)) & (rate_upper_bound_sequential(0, number) < total / number / 2)
+        if is_found.mean() >= POWER:
+            return number
+    return _MOST
+
+
+def rate_seen(cells: Iterable[CellStatistics], base: CellStatistics) -> float:
+    """Of the baseline; where that has not failed, the highest of the cells beside it."""
+    return base.rate or max((cell.rate or 0.0 for cell in cells), default=0.0)
+
+
+def power_spent(
+    cells: Mapping[CellKey, CellStatistics], key: CellKey, baseline: CellKey, family: int, settings: TriageSettings
+) -> str:
+    """Why an undecided cell needs no more trials: it has those that show a cure in 90 %; empty where it has not."""
+    cell, base = cells[key], cells[baseline]
+    rate = rate_seen(cells.values(), base)
+    if not rate or min(cell.counted, base.counted) < FEWEST:
+        return ""
+    needed = trials_needed(rate, family, sequential=True, confirm=settings.confirm)
+    # A leader, which fails clearly less, may be no cure but worth more trials.
+    is_leading = bool(base.failures) and (cell.rate or 0.0) <= _LEADS * (base.rate or 0.0)
+    if needed is None or min(cell.counted, base.counted) < needed * (_MORE if is_leading else 1):
+        return ""
+    return f"undecided with 90% power ({cell.failures} of {cell.counted} against {base.failures} of {base.counted})"
+
+
+def sentence(rate: float, needed: int | None, trials: int) -> str:
+    """What so many ``trials`` of each cell mean; empty where that is not known.
+
+    ``At 30%, 25 trials of each cell show a cure in 90%.``
+    """
+    if needed is None:
+        return ""
+    at = f"{rate:.2g}" if rate < 0.001 else f"{rate:.1%}".replace(".0%", "%") if rate < 0.1 else f"{rate:.0%}"
+    if trials < needed:
+        return f"At {at}, {needed:,} trials of each cell show a cure in {POWER:.0%}."
+    return f"A cure would have shown in {POWER:.0%}: at {at}, {needed:,} trials of each cell do."
