@@ -98,8 +98,10 @@ def states(identities: Sequence[str]) -> dict[str, TaskState]:
             if len(fields) == 3 and fields[1].strip():
                 state = fields[1].split()[0].rstrip("+")
                 reason = f"exit code {fields[2]}" if fields[2] not in ("", "0:0") else ""
-                found[fields[0]] = TaskState(state=state, reason=reason, over=state in ENDED)
-    return found
+                found[fields[0].partition("_[")[0]] = TaskState(state=state, reason=reason, over=state in ENDED)
+    # Tasks that were cancelled before they began are the array as a whole to squeue, and 12_[3-9] to sacct.
+    arrays = {it: found.get(it.partition("_")[0]) for it in missing if it not in found}
+    return found | {it: state for it, state in arrays.items() if state is not None and state.over}
 
 
 def squeue(numbers: Sequence[str]) -> dict[str, TaskState]:

@@ -304,6 +304,19 @@ def test_a_task_that_the_queue_has_forgotten_is_asked_of_the_accounting_while_ot
     assert f"--jobs={number},1 " in (scheduler.folder / "squeue-asked").read_text()
 
 
+@pytest.mark.parametrize("in_accounting", [False, True])
+def test_tasks_that_were_cancelled_before_they_began_are_not_unknown(
+    stage: Stage, scheduler: StandInScheduler, in_accounting: bool
+) -> None:
+    submit("--cluster", "slurm", "-a", "one")
+    [(number, name, *_)] = scheduler.jobs
+    began = [f"{number}_0", name, "RUNNING", "None"]
+    if in_accounting:
+        (scheduler.folder / "accounting").write_text(f"{number}_[1]|CANCELLED by 0|0:0\n")
+    scheduler.set_jobs(began, *([] if in_accounting else [[number, name, "CANCELLED", "None"]]))
+    assert [state for state, _ in jobs()] == ["RUNNING", "CANCELLED"]
+
+
 KILLED = """
 [[action]]
 name = "killed"

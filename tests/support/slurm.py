@@ -61,7 +61,13 @@ MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=20000
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=10
+JobAcctGatherParams=OverMemoryKill
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 JobRequeue=1
@@ -80,6 +86,9 @@ PartitionName=single Nodes=n1 MaxTime=60 MaxNodes=1
 PartitionName=cpu Nodes=n0,n1
 PartitionName=gpu Nodes=n0,n1
 PartitionName=debug Nodes=n0,n1
+PartitionName=low Nodes=n0,n1 PreemptMode=REQUEUE
+PartitionName=lowest Nodes=n0,n1 PreemptMode=CANCEL
+PartitionName=high Nodes=n0,n1 PriorityTier=10 PreemptMode=OFF
 """
 
 HOSTS = """
