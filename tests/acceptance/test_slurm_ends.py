@@ -1,20 +1,21 @@
 """Forty trials, one per job of a real SLURM, while jobs end before their time: each row of the table is one such end.
 
-``pytest -m long tests/acceptance/test_slurm_ends.py`` prints the table. What runs out of memory is ended by SLURM's own
-watch, which ends the whole job: cgroups may not be had.
+``pytest -m long tests/acceptance/test_slurm_ends.py`` prints the table.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.slurm import Slurm
+from support.slurm import Slurm, has_limits_of_memory, missing, start_server, stop_server
 from support.slurm_steps import SubmittingStage
 from support.stage import Stage
 
@@ -31,7 +32,7 @@ trials = {trials}
 group.maximum_size = 1
 resources.walltime.per_submission = "00:{minutes:02}:00"
 resources.memory.per_cpu_mb = 400
-submit_options.slurm = {{partition = "{partition}", custom = ["--acctg-freq=task=1"]}}
+submit_options.slurm = {{partition = "{partition}"}}
 """
 
 #: It says when it begins, and whether another one of its number is alive.
@@ -152,6 +153,17 @@ CASES = (
     Case("out of memory", Ends.memory, file="eat", failed=8),
 )
 
+
+@pytest.fixture(scope="module")
+def slurm_server() -> Iterator[Slurm]:
+    if reason := missing():
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="aorta-slurm-"))
+    start_server(folder, limits_memory=has_limits_of_memory())
+    yield Slurm(folder)
+    stop_server(folder)
+
+
 HEADING = "\n{:32}{:>6}{:>6}{:>8}{:>8}{:>9}{:>7}{:>9}  {}"
 
 
@@ -161,6 +173,8 @@ HEADING = "\n{:32}{:>6}{:>6}{:>8}{:>8}{:>9}{:>7}{:>9}  {}"
 def test_what_has_ended_before_its_time_has_not_failed_and_runs_again(
     stage: Stage, slurm: Slurm, case: Case, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if case.file == "eat" and not has_limits_of_memory():
+        pytest.skip("SLURM cannot limit memory here")
     ends = Ends(stage, slurm, case)
     if case.file:
         (stage.path / case.file).touch()
