@@ -245,7 +245,6 @@ def _detector(name: str) -> re.Pattern[str]:
     return re.compile(_SAID[name])  # when it is first needed: all of them take as long as some commands do
 
 
-
 #: In lower case; what a detector looks for is only in lines with one of these, which most lines are without.
 _HINTS = {
     "nan": ("nan", "inf", "1.#", "\N{INFINITY}"),

@@ -7,34 +7,20 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from pytest_aorta.runtime.process_tree import send_signal, tree
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow import slurm
-from pytest_aorta.workflow.slurm import LostAnswer, SchedulerError, TaskState
-
-
-class Asked(NamedTuple):
-    """A script with what its job asks for, for schedulers that do not read that in the script."""
-
-    name: str
-    script: Path
-    folder: Path
-    output: Path
-    walltime: timedelta
-    nodes: int = 1
-    processes: int = 1
-    threads: int | None = None
-    gpus: int | None = None
-    partition: str | None = None
-    account: str | None = None
+from pytest_aorta.workflow.slurm import Asked, LostAnswer, SchedulerError, TaskState
 
 
 class Scheduler(Protocol):
-    """Raises ``SchedulerError`` where it does not answer, or refuses; ``LostAnswer`` where it may have a job."""
+    """Raises ``SchedulerError`` where it does not answer, or refuses; ``LostAnswer`` where it may have a job.
+
+    The module of SLURM is one.
+    """
 
     def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
         """The number of a new job, and how it has ended if it has."""
@@ -52,21 +38,7 @@ def scheduler_of(name: str) -> Scheduler:
     if name.startswith(PSIJ):
         kind = name.removeprefix(PSIJ)
         return _PsijLocal(kind) if kind == "local" else _Psij(kind)
-    return _Slurm() if name == "slurm" else _Bash()
-
-
-class _Slurm:
-    def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
-        return slurm.sbatch(asked.script, asked.folder, asked.account is not None), None
-
-    def states(self, identities: Sequence[str]) -> dict[str, TaskState]:
-        return slurm.states(identities)
-
-    def cancel(self, identities: Sequence[str]) -> None:
-        slurm.scancel(identities)
-
-    def find(self, names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
-        return slurm.numbers_of(names, in_accounting=in_accounting)
+    return slurm if name == "slurm" else _Bash()
 
 
 class _Bash:
