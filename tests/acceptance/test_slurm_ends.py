@@ -44,7 +44,7 @@ if [ -e hang ] && [ "$AORTA_TRIAL" -lt 8 ]; then exec sleep 600; fi
 if [ -e eat ] && [ "$AORTA_TRIAL" -lt 8 ]; then
     exec "$PYTHON" -c 'import time; held = b"x" * (1 << 30); time.sleep(600)'
 fi
-exec sleep 12
+exec sleep "$TAKES"
 """
 
 #: Minutes are SLURM's: it looks once in half a minute, and a job that was queued again waits for two.
@@ -57,7 +57,7 @@ class Ends:
     def __init__(self, stage: Stage, slurm: Slurm, case: Case) -> None:
         self.stage, self.slurm = stage, slurm
         self.jobs = SubmittingStage(stage, slurm)
-        self.jobs.env["PYTHON"] = sys.executable
+        self.jobs.env |= {"PYTHON": sys.executable, "TAKES": str(case.seconds)}
         stage.write_file("aorta.toml", RECIPE.format(trials=TRIALS, partition=case.partition, minutes=case.minutes))
         stage.write_file("trial.sh", TRIAL)
 
@@ -131,7 +131,10 @@ class Ends:
 
 @dataclass(frozen=True)
 class Case:
-    """``file``: with which trials 0 to 7 do not end by themselves. ``failed``: how many trials fail by themselves."""
+    """``file``: with which trials 0 to 7 do not end by themselves. ``failed``: how many trials fail by themselves.
+
+    ``seconds``: what a trial takes, such as longer than SLURM waits for a node.
+    """
 
     name: str
     end: Callable[[Ends], None]
@@ -139,6 +142,7 @@ class Case:
     minutes: int = 10
     file: str = ""
     failed: int = 0
+    seconds: int = 12
 
 
 CASES = (
@@ -148,7 +152,7 @@ CASES = (
     Case("preempted, PreemptMode=REQUEUE", Ends.preempt, partition="low"),
     Case("preempted, PreemptMode=CANCEL", Ends.preempt, partition="lowest"),
     Case("node killed", Ends.kill_node),
-    Case("slurmd killed", Ends.kill_slurmd),
+    Case("slurmd killed", Ends.kill_slurmd, seconds=40),
     Case("time limit", Ends.limit, minutes=1, file="hang"),
     Case("out of memory", Ends.memory, file="eat", failed=8),
 )

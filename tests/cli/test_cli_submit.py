@@ -202,6 +202,7 @@ def test_what_was_submitted_is_not_submitted_again(stage: Stage, scheduler: Stan
     assert matches(
         lines, "one: 1 job (2 directories) on one-by-one*2 left for another time", "one-by-one/100  one-a+1.*"
     )
+    assert not any(line.startswith("two:") for line in lines)  # which is after the last job
     assert status()["one"]["submitted"] == 2
     assert matches(submit(), "one: 1 job (2 directories) on one-by-one*2 submitted already")
     assert matches(submit(), "one: no job, 4 submitted already")
