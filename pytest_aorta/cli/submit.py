@@ -123,6 +123,8 @@ def submit(
             for each in actions:
                 project.check_overlap(each, chosen[each.name])
             for each in actions:
+                if left == 0:
+                    break
                 only = chosen[each.name]
                 found = submission.plan_action(
                     project, target, launchers, each, only, left, arguments, down, watched, kinds

@@ -137,35 +137,43 @@ def picture(cells: dict[CellKey, list[CellRun]]) -> str:
     for row, (key, runs) in enumerate(cells.items()):
         top = 20 + row * _HEIGHT
         parts.append(f'<text x="8" y="{top - 4}" font-weight="bold">{html.escape(key.label)}</text>')
-        parts += _panel(0, top, [(run, run.rate) for run in runs], "failure rate", 1.0)
-        parts += _panel(_WIDTH, top, [(run, run.step_ms) for run in runs], "ms", None)
+        parts += _panel(0, top, [(run, run.rate) for run in runs], "failure rate", ("fails",))
+        parts += _panel(_WIDTH, top, [(run, run.step_ms) for run in runs], "ms", ("slower", "faster"))
     return "\n".join([*parts, "</svg>\n"])
 
 
 def _panel(
-    left: int, top: int, points: Sequence[tuple[CellRun, tuple[float, Interval] | None]], name: str, most: float | None
+    left: int,
+    top: int,
+    points: Sequence[tuple[CellRun, tuple[float, Interval] | None]],
+    name: str,
+    changes: tuple[str, ...],
 ) -> Iterator[str]:
+    """``changes``: how those begin that are changes of what it shows."""
     shown = [(number, run, each) for number, (run, each) in enumerate(points) if each is not None]
     if not shown:
         return
-    highest = most or 1.1 * max(min(each[1].high, 2 * each[0]) for _, _, each in shown)
+    lowest, highest, is_share = 0.0, 1.0, name != "ms"
+    if not is_share:  # a change of a tenth has to be seen
+        lowest = 0.95 * min(each[1].low for _, _, each in shown)
+        highest = 1.05 * max(min(each[1].high, 2 * each[0]) for _, _, each in shown)
     inner, bottom = _WIDTH - 2 * _MARGIN, top + _HEIGHT - _MARGIN
 
     def x(number: int) -> float:
         return left + _MARGIN + inner * (number + 0.5) / len(points)
 
     def y(value: float) -> float:
-        return bottom - (bottom - top - 8) * min(value, highest) / highest
+        return bottom - (bottom - top - 8) * (min(value, highest) - lowest) / (highest - lowest)
 
     yield f'<path d="M{left + _MARGIN} {top + 4}V{bottom}h{inner}" fill="none" stroke="#888"/>'
-    yield f'<text x="{left + 4}" y="{top + 14}">{name}</text>'
-    for value in (0.0, highest):
-        text = f"{value:.0%}" if most else f"{value:.3g}"
+    yield f'<text x="{left + _MARGIN + 6}" y="{top + 14}" fill="#666">{name}</text>'
+    for value in (lowest, highest):
+        text = f"{value:.0%}" if is_share else f"{value:.3g}"
         yield f'<text x="{left + _MARGIN - 4}" y="{y(value) + 4}" text-anchor="end">{text}</text>'
     line = " ".join(f"{x(number):.1f},{y(each[0]):.1f}" for number, _, each in shown)
     yield f'<polyline points="{line}" fill="none" stroke="#6a8"/>'
     for number, run, (value, interval) in shown:
-        color = "#c22" if run.changes else "#264"
+        color = "#c22" if any(each.startswith(changes) for each in run.changes) else "#264"
         yield f'<path d="M{x(number):.1f} {y(interval.low):.1f}V{y(interval.high):.1f}" stroke="{color}"/>'
         title = html.escape("; ".join([run.began, *run.changes]))
         yield f'<circle cx="{x(number):.1f}" cy="{y(value):.1f}" r="3.5" fill="{color}"><title>{title}</title></circle>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -237,7 +238,12 @@ _SAID = {
     "worker": r"^ERROR: Unexpected [\w -]+ encountered in worker"
     r"|\bDataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: (?!Terminated)|exited unexpectedly)",
 }
-_DETECTORS = {name: re.compile(pattern) for name, pattern in _SAID.items()}
+
+
+@cache
+def _detector(name: str) -> re.Pattern[str]:
+    return re.compile(_SAID[name])  # when it is first needed: all of them take as long as some commands do
+
 
 #: In lower case; what a detector looks for is only in lines with one of these, which most lines are without.
 _HINTS = {
@@ -260,4 +266,4 @@ def detected_in(line: str, not_finite: Collection[NotFinite] | None = None) -> l
     lower = line.lower()
     hinted = [name for name, hints in _HINTS.items() if any(hint in lower for hint in hints)]
     values = not_finite_in(line) if not_finite is None and "nan" in hinted else not_finite
-    return [name for name in hinted if (values if name == "nan" else _DETECTORS[name].search(line))]
+    return [name for name in hinted if (values if name == "nan" else _detector(name).search(line))]

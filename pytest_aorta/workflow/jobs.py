@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, PrivateAttr
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.clusters import Configuration
 from pytest_aorta.workflow.recipe import Recipe
-from pytest_aorta.workflow.schedulers import scheduler_of
+from pytest_aorta.workflow.schedulers import GONE, scheduler_of
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workspace.atomic import locked, write_text
 
@@ -123,6 +123,12 @@ class Job(BaseModel):
             lines = (line.partition(" ") for line in text.split("\n")[:-1])  # whole ones
             return [rest for first, _, rest in lines if first == word]
         return []
+
+    def has_ended_by_itself(self, task: int) -> bool:
+        """Whether the last command that a task has begun has ended, if any, and it was not asked to end."""
+        began = self.noted("began", task)
+        has_ended = not began or int(began[-1].partition(" ")[0]) in self.command_statuses(task)
+        return has_ended and not self.noted("stopped", task)
 
     def command_statuses(self, task: int) -> dict[int, int]:
         found = {}
@@ -237,6 +243,8 @@ def _update(job: Job, states: Mapping[str, TaskState], settle: Settle, problems:
             state = TaskState(state="UNKNOWN", reason="no scheduler knows it any more", over=True)
         if state.state == "FAILED" and job.noted("stopped", number):
             state = TaskState(state="TIMEOUT", reason="ended in order before its time limit", over=True)
+        if state == GONE and not job.has_ended_by_itself(number):
+            state = GONE.model_copy(update={"state": "CANCELLED"})
         if state.over:
             try:
                 job.forbid([number])

@@ -53,8 +53,8 @@ PRAGMA user_version = {_VERSION};
 #: Seconds that a process may have to wait for another one that writes.
 _PATIENCE = 60.0
 
-#: Directories that a thread looks at before it is given others.
-_AT_ONCE = 200
+#: Directories that a thread looks at before it is given others, and those that say whether threads are worth it.
+_AT_ONCE, _TRIED = 50, 20
 
 #: Directories whose values are looked up one by one.
 _FEW = 50
@@ -536,6 +536,10 @@ class Workspace:
         if name not in self._parsed:
             if self._values is None and len(self._parsed) >= _FEW:
                 self._values = self._known_values(self._only)
+                # All at once: a third of the time that one by one takes. Those that were read meanwhile are newer.
+                texts = ",".join(text for _, _, text in self._values.values())
+                self._parsed = {**dict(zip(self._values, json.loads(f"[{texts}]"), strict=True)), **self._parsed}
+                return self.value_of(name)
             known = self._known_values([name]) if self._values is None else self._values
             found = self._new.get(name) or known.get(name)
             if found is None:
@@ -590,12 +594,12 @@ class Workspace:
                 found.append((name, there, changed if changed is not known else None))
             return found
 
-        chunks = [names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE)]
+        chunks = [names[start : start + _AT_ONCE] for start in range(_TRIED, len(names), _AT_ONCE)]
         before = _times_waited()
-        first = [*map(look, chunks[:1])]
-        waits = _times_waited() - before > _WAITS * sum(map(len, first))
+        first = look(names[:_TRIED])
+        waits = _times_waited() - before > _WAITS * len(first)
         with ThreadPoolExecutor(threads) as pool:
-            for chunk in chain(first, (pool.map if waits else map)(look, chunks[1:])):
+            for chunk in chain([first], (pool.map if waits else map)(look, chunks)):
                 for name, there, changed in chunk:
                     if changed is not None:
                         self._new[name] = changed

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from pytest_aorta.runtime.process_tree import send_signal, tree
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow import slurm
-from pytest_aorta.workflow.slurm import LostAnswer, SchedulerError, TaskState
-
-
-class Asked(NamedTuple):
-    """A script with what its job asks for, for schedulers that do not read that in the script."""
-
-    name: str
-    script: Path
-    folder: Path
-    output: Path
-    walltime: timedelta
-    nodes: int = 1
-    processes: int = 1
-    threads: int | None = None
-    gpus: int | None = None
-    partition: str | None = None
-    account: str | None = None
+from pytest_aorta.workflow.slurm import Asked, LostAnswer, SchedulerError, TaskState
 
 
 class Scheduler(Protocol):
-    """Raises ``SchedulerError`` where it does not answer, or refuses; ``LostAnswer`` where it may have a job."""
+    """Raises ``SchedulerError`` where it does not answer, or refuses; ``LostAnswer`` where it may have a job.
+
+    The module of SLURM is one.
+    """
 
     def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
         """The number of a new job, and how it has ended if it has."""
@@ -47,22 +36,9 @@ class Scheduler(Protocol):
 
 def scheduler_of(name: str) -> Scheduler:
     if name.startswith(PSIJ):
-        return _Psij(name.removeprefix(PSIJ))
-    return _Slurm() if name == "slurm" else _Bash()
-
-
-class _Slurm:
-    def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
-        return slurm.sbatch(asked.script, asked.folder, asked.account is not None), None
-
-    def states(self, identities: Sequence[str]) -> dict[str, TaskState]:
-        return slurm.states(identities)
-
-    def cancel(self, identities: Sequence[str]) -> None:
-        slurm.scancel(identities)
-
-    def find(self, names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
-        return slurm.numbers_of(names, in_accounting=in_accounting)
+        kind = name.removeprefix(PSIJ)
+        return _PsijLocal(kind) if kind == "local" else _Psij(kind)
+    return slurm if name == "slurm" else _Bash()
 
 
 class _Bash:
@@ -92,6 +68,9 @@ class _Bash:
 
 #: How the names of schedulers begin that PSI/J knows, https://exaworks.org/psij-python.
 PSIJ = "psij:"
+
+#: A job that has ended, nobody says how.
+GONE = TaskState(state="COMPLETED", reason="it has left the queue", over=True)
 
 #: Its states in the words of SLURM.
 _STATES = {
@@ -123,7 +102,7 @@ class _Psij:
             raise RequestError(f"scheduler {PSIJ}{kind}: PSI/J has {', '.join(known)}")
         self._psij: Any = psij
         self._executor: Any = psij.JobExecutor.get_instance(kind)
-        if not isinstance(self._executor, BatchSchedulerExecutor):
+        if not isinstance(self._executor, BatchSchedulerExecutor) and kind != "local":
             raise RequestError(f"scheduler {PSIJ}{kind} is no batch scheduler, which can be asked for jobs later")
 
     def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
@@ -168,8 +147,7 @@ class _Psij:
             states[str(identity)] = TaskState(
                 state=_STATES.get(word, word), reason=status.message or "", over=bool(status.state.final)
             )
-        gone = TaskState(state="COMPLETED", reason="it has left the queue", over=True)
-        return {identity: states.get(identity, gone) for identity in identities}
+        return {identity: states.get(identity, GONE) for identity in identities}
 
     def cancel(self, identities: Sequence[str]) -> None:
         for identity in identities:
@@ -179,3 +157,33 @@ class _Psij:
 
     def find(self, names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
         return {}
+
+
+class _PsijLocal(_Psij):
+    """Processes of this host, which go on when the one that has submitted them has ended.
+
+    The number of a job is that of its process and, as these come again, when that began.
+    """
+
+    def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
+        pid, _ = super().submit(asked)
+        return f"{pid}.{_began(int(pid))}", None
+
+    def states(self, identities: Sequence[str]) -> dict[str, TaskState]:
+        return {it: GONE if _process(it) is None else TaskState(state="RUNNING") for it in identities}
+
+    def cancel(self, identities: Sequence[str]) -> None:
+        send_signal(tree(filter(None, map(_process, identities))), signal.SIGTERM)
+
+
+def _process(identity: str) -> int | None:
+    pid, _, began = identity.partition(".")
+    return int(pid) if pid.isdigit() and began and _began(int(pid)) == began else None
+
+
+def _began(pid: int) -> str | None:
+    """In ticks since the host did; ``None`` where the process has ended."""
+    with contextlib.suppress(OSError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state == "Z" else fields[18]
+    return None

@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +51,22 @@ class TaskState(BaseModel):
         return f"{self.state} ({self.reason})" if self.reason else self.state
 
 
+class Asked(NamedTuple):
+    """A script with what its job asks for, for schedulers that do not read that in the script."""
+
+    name: str
+    script: Path
+    folder: Path
+    output: Path
+    walltime: timedelta
+    nodes: int = 1
+    processes: int = 1
+    threads: int | None = None
+    gpus: int | None = None
+    partition: str | None = None
+    account: str | None = None
+
+
 class SchedulerError(RequestError):
     """A command of the scheduler has failed."""
 
@@ -58,24 +75,18 @@ class LostAnswer(SchedulerError):
     """Whether the scheduler has the job is not known."""
 
 
-def sbatch(script: Path, folder: Path, has_account: bool) -> str:
-    """Submit a script from a folder; the number of the job. ``has_account``: whether the script says who pays.
-
-    Raises:
-        SchedulerError: the scheduler has refused it.
-        LostAnswer: there is no answer, or none that says whether it has.
-    """
+def submit(asked: Asked) -> tuple[str, TaskState | None]:
     environ = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("SBATCH_")
-        or (name in _KEPT_VARIABLES and not (has_account and name == "SBATCH_ACCOUNT"))
+        or (name in _KEPT_VARIABLES and not (asked.account is not None and name == "SBATCH_ACCOUNT"))
     }
-    done = answer(["sbatch", "--parsable", str(script)], folder, environ)
+    done = answer(["sbatch", "--parsable", str(asked.script)], asked.folder, environ)
     if done.returncode == 0:
         number = done.stdout.strip().splitlines()[-1:] or [""]
         if re.fullmatch(r"\d+(;.*)?", number[0]):
-            return number[0].partition(";")[0]
+            return number[0].partition(";")[0], None
         raise LostAnswer(f"sbatch has answered {done.stdout!r}, and no number of a job")
     said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
     # Refusals are "Batch job submission failed: REASON"; a time-out in the middle says nothing of the job.
@@ -98,8 +109,10 @@ def states(identities: Sequence[str]) -> dict[str, TaskState]:
             if len(fields) == 3 and fields[1].strip():
                 state = fields[1].split()[0].rstrip("+")
                 reason = f"exit code {fields[2]}" if fields[2] not in ("", "0:0") else ""
-                found[fields[0]] = TaskState(state=state, reason=reason, over=state in ENDED)
-    return found
+                found[fields[0].partition("_[")[0]] = TaskState(state=state, reason=reason, over=state in ENDED)
+    # Tasks that were cancelled before they began are the array as a whole to squeue, and 12_[3-9] to sacct.
+    arrays = {it: found.get(it.partition("_")[0]) for it in missing if it not in found}
+    return found | {it: state for it, state in arrays.items() if state is not None and state.over}
 
 
 def squeue(numbers: Sequence[str]) -> dict[str, TaskState]:
@@ -115,7 +128,7 @@ def squeue(numbers: Sequence[str]) -> dict[str, TaskState]:
     return found
 
 
-def numbers_of(names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
+def find(names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
     lines = _output(["squeue", f"--name={','.join(names)}", "--states=all", "--noheader", "--format=%F|%j"])
     pairs = [line.split("|", 1) for line in lines.splitlines() if "|" in line]
     found = {name.strip(): number.strip() for number, name in pairs if name.strip() in names}
@@ -200,8 +213,8 @@ def takes_jobs(state: str) -> bool:
     return not state.startswith(_NO_JOBS) and not state.endswith("*")
 
 
-def scancel(numbers: Sequence[str]) -> None:
-    _output(["scancel", *numbers])
+def cancel(identities: Sequence[str]) -> None:
+    _output(["scancel", *identities])
 
 
 def _output(command: Sequence[str]) -> str:

@@ -34,8 +34,8 @@ from pytest_aorta.workflow.groups import action_variables
 from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, Task, losses
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions, nodes_file, shell_commands
-from pytest_aorta.workflow.schedulers import Asked, scheduler_of
-from pytest_aorta.workflow.slurm import TaskState
+from pytest_aorta.workflow.schedulers import scheduler_of
+from pytest_aorta.workflow.slurm import Asked, TaskState
 from pytest_aorta.workspace.atomic import write_text
 
 

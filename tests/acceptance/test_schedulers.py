@@ -1,4 +1,4 @@
-"""What every scheduler has to do for us, the same for each: SLURM, the shell, and PSI/J with SLURM behind it."""
+"""What every scheduler has to do for us, the same for each: SLURM, the shell, and PSI/J with SLURM or this host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ group.maximum_size = 1
 resources.walltime.per_submission = "00:05:00"
 """
 
-IN_QUEUES = ["slurm", "psij:slurm"]
+IN_QUEUES = ["slurm", "psij:slurm", "psij:local"]
 
 pytestmark = pytest.mark.slow
 

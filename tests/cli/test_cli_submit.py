@@ -202,6 +202,7 @@ def test_what_was_submitted_is_not_submitted_again(stage: Stage, scheduler: Stan
     assert matches(
         lines, "one: 1 job (2 directories) on one-by-one*2 left for another time", "one-by-one/100  one-a+1.*"
     )
+    assert not any(line.startswith("two:") for line in lines)  # which is after the last job
     assert status()["one"]["submitted"] == 2
     assert matches(submit(), "one: 1 job (2 directories) on one-by-one*2 submitted already")
     assert matches(submit(), "one: no job, 4 submitted already")
@@ -302,6 +303,19 @@ def test_a_task_that_the_queue_has_forgotten_is_asked_of_the_accounting_while_ot
     assert (status()["one"]["failed"], status()["one"]["submitted"]) == (1, 2)
     assert (scheduler.folder / "sacct-asked").read_text().count(f"--jobs={number}_0 ") == 1
     assert f"--jobs={number},1 " in (scheduler.folder / "squeue-asked").read_text()
+
+
+@pytest.mark.parametrize("in_accounting", [False, True])
+def test_tasks_that_were_cancelled_before_they_began_are_not_unknown(
+    stage: Stage, scheduler: StandInScheduler, in_accounting: bool
+) -> None:
+    submit("--cluster", "slurm", "-a", "one")
+    [(number, name, *_)] = scheduler.jobs
+    began = [f"{number}_0", name, "RUNNING", "None"]
+    if in_accounting:
+        (scheduler.folder / "accounting").write_text(f"{number}_[1]|CANCELLED by 0|0:0\n")
+    scheduler.set_jobs(began, *([] if in_accounting else [[number, name, "CANCELLED", "None"]]))
+    assert [state for state, _ in jobs()] == ["RUNNING", "CANCELLED"]
 
 
 KILLED = """

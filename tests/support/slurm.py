@@ -59,9 +59,12 @@ JobCompType=jobcomp/filetxt
 JobCompLoc={folder}/jobs.txt
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={task_plugin}
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=20000
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 JobRequeue=1
@@ -80,6 +83,19 @@ PartitionName=single Nodes=n1 MaxTime=60 MaxNodes=1
 PartitionName=cpu Nodes=n0,n1
 PartitionName=gpu Nodes=n0,n1
 PartitionName=debug Nodes=n0,n1
+PartitionName=low Nodes=n0,n1 PreemptMode=REQUEUE
+PartitionName=lowest Nodes=n0,n1 PreemptMode=CANCEL
+PartitionName=high Nodes=n0,n1 PriorityTier=10 PreemptMode=OFF
+"""
+
+#: The groups that limit memory. All SLURMs of a machine have theirs by one name, so only one at a time can do so.
+MEMORY = Path("/sys/fs/cgroup/memory")
+
+#: What ends a job that takes more memory than it has asked for.
+CGROUPS = """
+CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainRAMSpace=yes
 """
 
 HOSTS = """
@@ -102,6 +118,11 @@ def missing() -> str | None:
         return "only root can start two nodes of SLURM on one machine"
     tried = subprocess.run(["unshare", "--uts", "--mount", "true"], capture_output=True, text=True)
     return f"no namespaces for nodes of SLURM: {tried.stderr.strip()}" if tried.returncode else None
+
+
+def has_limits_of_memory() -> bool:
+    """Whether SLURM can end a job here that takes more memory than it has asked for."""
+    return os.access(MEMORY / "cgroup.procs", os.W_OK)
 
 
 @dataclass(frozen=True)
@@ -185,9 +206,10 @@ class Slurm:
 
 
 class Daemons:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, limits_memory: bool = False) -> None:
         self.slurm = Slurm(folder)
         self.folder = folder
+        self._limits_memory = limits_memory
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -200,7 +222,9 @@ class Daemons:
         become_subreaper()
         self.folder.chmod(0o755)  # else munged refuses it
         (self.folder / "server.pid").write_text(str(os.getpid()))
-        configuration = CONFIGURATION.format(folder=self.folder, ports=_free_ports(3), cpus=CPUS)
+        (self.folder / "cgroup.conf").write_text(CGROUPS)
+        plugin = "task/cgroup" if self._limits_memory else "task/none"
+        configuration = CONFIGURATION.format(folder=self.folder, ports=_free_ports(3), cpus=CPUS, task_plugin=plugin)
         (self.folder / "slurm.conf").write_text(configuration)
         for number in range(4):  # numbers of GPUs, with no device behind them
             (self.folder / f"gpu{number}").touch()
@@ -231,6 +255,10 @@ class Daemons:
             _signal_all(left, signal.SIGKILL)
             _reap()
         shutil.rmtree(self.folder, ignore_errors=True)
+        for node in NODES if self._limits_memory else ():
+            for folder in sorted(MEMORY.glob(f"slurm_{node}/**"), reverse=True):
+                with suppress(OSError):
+                    folder.rmdir()
 
     def _clients(self) -> list[psutil.Process]:
         found = []
@@ -247,7 +275,7 @@ class Daemons:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environ)
 
 
-def serve(folder: Path, parent: int | None) -> None:
+def serve(folder: Path, parent: int | None, *, limits_memory: bool = False) -> None:
     """Start a cluster, print ``ready``, and end it at SIGTERM, or when the process ``parent`` has gone."""
 
     def end(*_: object) -> None:
@@ -258,7 +286,7 @@ def serve(folder: Path, parent: int | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise RuntimeError(f"{folder} is not empty")
-    daemons = Daemons(folder)
+    daemons = Daemons(folder, limits_memory=limits_memory)
     try:
         daemons.start()
         print("ready", flush=True)
@@ -272,8 +300,9 @@ def serve(folder: Path, parent: int | None) -> None:
         daemons.stop()
 
 
-def start_server(folder: Path, *, stays: bool = False) -> subprocess.Popen[str]:
+def start_server(folder: Path, *, stays: bool = False, limits_memory: bool = False) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "serve", str(folder), *([] if stays else [f"--parent={os.getpid()}"])]
+    command += ["--limits-memory"] if limits_memory else []
     server = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -335,6 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("action", choices=("start", "stop", "serve"), help="`serve` starts it in the foreground")
     parser.add_argument("folder", type=Path, help="for all its files; a new one, which is removed at the end")
     parser.add_argument("--parent", type=int, help="pid without which `serve` ends")
+    parser.add_argument("--limits-memory", action="store_true", help="by groups of Linux; one such SLURM at a time")
     given = parser.parse_args(arguments)
     folder = given.folder.resolve()
     try:
@@ -343,9 +373,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif reason := missing():
             raise RuntimeError(reason)
         elif given.action == "serve":
-            serve(folder, given.parent)
+            serve(folder, given.parent, limits_memory=given.limits_memory)
         else:
-            start_server(folder, stays=True)
+            start_server(folder, stays=True, limits_memory=given.limits_memory)
             print(f"export SLURM_CONF={shlex.quote(f'{folder}/slurm.conf')}")
     except (OSError, RuntimeError, TimeoutError) as error:
         sys.exit(f"{parser.prog}: {error}")
