@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
-_LEVEL = 0.05
+#: Less than 5 %, for mid-p and the likelihood ratio are on the liberal side: of 750 tables in which nothing acts, 4.7 %
+#: say something false with it, 5.9 % with 5 %.
+_LEVEL = 0.04
 
 #: Parts of the level for variables, and for pairs of them where none acts by itself.
 _OF_MAIN, _OF_PAIRS = 0.8, 0.2
