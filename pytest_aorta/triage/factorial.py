@@ -150,12 +150,12 @@ def design_of(cells: Sequence[CellTrials]) -> tuple[tuple[Factor, ...], dict[Com
 
 
 def factorials(
-    cells: Iterable[CellTrials], paired: Paired, *, sequential: bool = False, by_rounds: bool = False
+    cells: Iterable[CellTrials], paired: Paired, *, sequential: bool, by_rounds: Callable[[], bool]
 ) -> tuple[Factorial, ...]:
     """Of each group of cells that are compared with each other and are a factorial; all have trials that count.
 
     ``sequential``: whether the number of trials depends on what they show. ``by_rounds``: whether trials of a round
-    end alike, so that only those are compared.
+    end alike, so that only those are compared; asked where there is a factorial.
     """
     groups: dict[Hashable, list[CellTrials]] = {}
     for cell in cells:
@@ -166,7 +166,7 @@ def factorials(
         design = design_of(group) if len(group) > 3 else None
         counted = [cell.statistics for cell in group]
         if design and all(each.counted for each in counted) and any(each.failures for each in counted):
-            found.append(_Analysis(*design, paired, sequential, by_rounds).result())
+            found.append(_Analysis(*design, paired, sequential, by_rounds()).result())
     return tuple(found)
 
 

@@ -371,9 +371,13 @@ class Triage:
         nodes = tuple(self.nodes()) if self.settings.by_node else ()
         table = Table(tuple(rows.values()), self.settings, warnings, found, nodes=nodes)
         if not dependence(self.cells):
-            paired = partial(_paired, ended=True)
-            shared = self.rounds().are_shared
-            table = replace(table, factorials=factorials(self.cells, paired, sequential=sequential, by_rounds=shared))
+            found_factorials = factorials(
+                self.cells,
+                partial(_paired, ended=True),
+                sequential=sequential,
+                by_rounds=lambda: self.rounds().are_shared,
+            )
+            table = replace(table, factorials=found_factorials)
         return table.observed(self._observer_effects())
 
     def _of_ways(self, ways: Sequence[SignatureVerdict], verdict: Verdict) -> Verdict:
