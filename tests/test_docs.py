@@ -128,11 +128,15 @@ def test_every_statement_of_the_runtime_has_a_row_and_a_test() -> None:
 
 
 def test_the_example_of_a_registry_file_is_valid(pytester: pytest.Pytester) -> None:
-    [block] = blocks("registry.md", "json")
-    pytester.path.joinpath("names.json").write_text(json.dumps(json.loads(block)))
+    block, prefixes = blocks("registry.md", "json")
+    for file, text in (("names.json", block), ("prefixes.json", prefixes)):
+        pytester.path.joinpath(file).write_text(json.dumps(json.loads(text)))
     names = ["--aorta-registry-file", "names.json", "--aorta-mitigations", "no_p2p"]
     result = pytester.runpytest_inprocess("--aorta-workload", "gemm", *names, "--collect-only", "-q")
     result.stdout.fnmatch_lines(["aorta::gemm[[]local-no_p2p-0[]]"])
+    names = ["--aorta-registry-file", "prefixes.json", "--aorta-environment", "sif", "--aorta-environment", "sqsh"]
+    result = pytester.runpytest_inprocess("--aorta-workload", "gemm", *names, "--collect-only", "-q")
+    result.stdout.fnmatch_lines(["aorta::gemm[[]sif-none-0[]]", "aorta::gemm[[]sqsh-none-0[]]"])
 
 
 def test_links_between_pages_lead_somewhere() -> None:
