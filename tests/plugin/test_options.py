@@ -314,6 +314,7 @@ odd_texts = (
 @example({BY_NAME["host"]: "//"})
 @example({BY_NAME["host"]: "0 "})
 @example({BY_NAME["command"]: "A=0"})
+@example({BY_NAME["collect-on-failure"]: "1"})
 def test_whatever_is_typed_it_is_a_selection_or_an_option_error_that_names_value_and_source(
     given_texts: dict[Setting, str],
 ) -> None:
@@ -323,6 +324,10 @@ def test_whatever_is_typed_it_is_a_selection_or_an_option_error_that_names_value
     except OptionError as error:
         answer = str(error)
     else:
+        return
+    place = answer.partition(": ")[0]
+    if " and " in place or answer.endswith(" beside it"):  # two that do not fit, or one that needs another
+        assert any(each.flag in place or each.ini in place for each in given_texts)
         return
     (wrong,) = (each for each in given_texts if answer.startswith(f"{each.flag}: "))
     text = given_texts[wrong]
