@@ -22,7 +22,13 @@ if find_spec("hypothesis") is not None:
     ]
 
     # How long an example takes says how busy this machine is.
-    settings.register_profile("aorta", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "aorta",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        # The same examples in each run, so that a change is judged by what it changes; to look for new ones, set it.
+        derandomize="AORTA_NEW_EXAMPLES" not in os.environ,
+    )
     settings.load_profile("aorta")
 
 # Without bytecode, each of hundreds of processes that tests start would rewrite the assertions of all plugins anew.
