@@ -237,8 +237,8 @@ def preload_lines(cells: Iterable[CellSummary], preload: str | tuple[str, ...]) 
         if spent > _SHARE * lasts:
             names = ",".join([*(preload if isinstance(preload, tuple) else ()), module])
             yield (
-                f"the ranks of each trial import {module}, {spent:.1f} of {lasts:.1f} s: "
-                f"--aorta-preload {names} does it once"
+                f"the first rank of a trial imports {module} for {spent:.1f} of {lasts:.1f} s: "
+                f"--aorta-preload {names} does it once for each start"
             )
 
 

@@ -14,8 +14,8 @@ from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.draws import processes
 from pytest_aorta.triage.factorial import Factorial
 from pytest_aorta.triage.facts import OUTCOMES, CellKey
-from pytest_aorta.triage.judging import LEVEL, Verdict, VerdictKind
-from pytest_aorta.triage.power import FEWEST, rate_seen, sentence, trials_needed
+from pytest_aorta.triage.judging import ENOUGH, LEVEL, Verdict, VerdictKind
+from pytest_aorta.triage.power import rate_seen, sentence, trials_needed
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import Row, Table
 from pytest_aorta.triage.where import node_sentences
@@ -431,7 +431,7 @@ def _power(undecided: Sequence[Row], rows: Sequence[Row], base: CellStatistics, 
     fewest = min(base.counted, *(row.cell.counted for row in undecided))
     if first.comparison is None or (first.comparison.method == "sequential") != settings.sequential:
         return ""
-    if first.verdict.reason or first.verdict.of or base.shared_starts or fewest < FEWEST:
+    if first.verdict.reason or first.verdict.of or base.shared_starts or fewest < ENOUGH:
         return ""
     rate = rate_seen((row.cell for row in rows), base)
     needed = trials_needed(rate, len(rows), sequential=settings.sequential, confirm=settings.confirm)

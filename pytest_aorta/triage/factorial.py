@@ -410,6 +410,8 @@ class _Analysis:
 
     def _needs_p(self, subset: Combination, high: Mapping[int, frozenset[int]]) -> float:
         """Of "no more fail with all of these than with all but one of them, added up over which one"."""
+        from scipy.special import bdtrc
+
         rest = [number for number in range(len(self.factors)) if number not in subset]
         with_all: dict[Combination, list[Combination]] = {}
         with_all_but: dict[Combination, list[Combination]] = {}
@@ -427,7 +429,8 @@ class _Analysis:
         ]
         # Of rare failures, given all of them, binomial; of frequent ones the test is on the safe side.
         chance = trials / (trials + min(number for _, number in apart))
-        return min(1.0, 2 * _at_least(together, together + sum(failures for failures, _ in apart), chance))
+        every = together + sum(failures for failures, _ in apart)
+        return min(1.0, 2 * float(bdtrc(together - 1, every, chance)))
 
     def _draws(self, combinations: Iterable[Combination]) -> tuple[int, int]:
         """Failures and trials, as many as there are processes where these served several."""
@@ -525,11 +528,6 @@ def _log_likelihood(counts: Sequence[tuple[int, int]]) -> float:
     """Of a common rate, at its best."""
     failures, trials = (sum(each) for each in zip(*counts, strict=True))
     return sum((number * log(number / trials) for number in (failures, trials - failures) if number), 0.0)
-
-
-def _at_least(seen: int, number: int, chance: float) -> float:
-    """Of so many successes."""
-    return sum(comb(number, k) * chance**k * (1 - chance) ** (number - k) for k in range(seen, number + 1))
 
 
 def _dummies(values: Sequence[Hashable]) -> Numbers:

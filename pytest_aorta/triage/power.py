@@ -10,17 +10,15 @@ from math import comb, log
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.triage.judging import ENOUGH, LEVEL
 from pytest_aorta.triage.rates import difference_p, rate_below
 
-_LEVEL, POWER = 0.05, 0.9
-
-#: Of fewer trials, a rate says nothing.
-FEWEST = 8
+POWER = 0.9
 
 #: A cell with this share of the baseline's rate leads, and has so many times the trials before it ends.
 _LEADS, _MORE = 0.6, 4
 
-#: More trials than these are nobody's plan; beyond the second number, Fisher's test takes the place of Boschloo's.
+#: Larger numbers of trials are not said; above the second one, Fisher's test replaces Boschloo's, which is slow there.
 _MOST, _MOST_OF_BOSCHLOO = 2000, 100
 
 #: Rates at which the tests that hold at any time are simulated, and how often.
@@ -47,12 +45,13 @@ def trials_needed(rate: float, comparisons: int = 1, *, sequential: bool = False
 
 @lru_cache(maxsize=256)
 def _at_once(rate: float, comparisons: int) -> int | None:
+    from scipy.special import bdtrc
+
     def is_found(trials: int) -> bool:
         least = int(2 * trials * rate_below(trials)) + 1  # the bound of what is left is below half of the rate
         for needed in range(least, trials + 1):
-            if _p(needed, trials) * comparisons < _LEVEL:
-                fewer = sum(comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(needed))
-                return 1 - fewer >= POWER
+            if _p(needed, trials) * comparisons < LEVEL:
+                return float(bdtrc(needed - 1, trials, rate)) >= POWER
         return False
 
     found = 1 + bisect_left(range(1, _MOST + 1), True, key=is_found)
@@ -74,7 +73,7 @@ def _at_any_time(rate: float, comparisons: int, confirm: bool) -> int:
 
     process, generator = PairedEProcess([0.0]), np.random.default_rng(0)
     # The limits of ``SequentialTest`` with Holm's correction, and of ``is_confirmed``.
-    limits = np.array([log(2 * comparisons / _LEVEL), *([log(1 / _LEVEL)] if confirm else [])])
+    limits = np.array([log(2 * comparisons / LEVEL), *([log(1 / LEVEL)] if confirm else [])])
     stage, total = np.zeros(_RUNS, dtype=int), np.zeros(_RUNS)
     pairs, failures, capital = np.zeros(_RUNS, dtype=np.int64), np.zeros(_RUNS, dtype=np.int64), np.zeros(_RUNS)
     for number in range(1, _MOST + 1):
@@ -104,7 +103,7 @@ def power_spent(
     """Why an undecided cell needs no more trials: it has those that show a cure in 90 %; empty where it has not."""
     cell, base = cells[key], cells[baseline]
     rate = rate_seen(cells.values(), base)
-    if not rate or min(cell.counted, base.counted) < FEWEST:
+    if not rate or min(cell.counted, base.counted) < ENOUGH:
         return ""
     needed = trials_needed(rate, family, sequential=True, confirm=settings.confirm)
     # A leader, which fails clearly less, may be no cure but worth more trials.

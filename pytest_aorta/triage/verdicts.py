@@ -37,6 +37,7 @@ from pytest_aorta.triage.power import power_spent
 from pytest_aorta.triage.rates import Counts
 from pytest_aorta.triage.rounds import Rounds, is_sooner, round_counts, rounds_of
 from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.slow_ranks import slow_ranks
 from pytest_aorta.triage.speed import OperatorChange, Speed, Subject, changed_operators, compare_speeds, measured
 from pytest_aorta.triage.where import (
     NO_ASSOCIATIONS,
@@ -45,7 +46,6 @@ from pytest_aorta.triage.where import (
     associations,
     dependence,
     nodes_of,
-    slow_ranks,
 )
 
 if TYPE_CHECKING:

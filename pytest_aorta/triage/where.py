@@ -6,8 +6,7 @@ cells may have different rates. What is found is no verdict on a cell, but a rea
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -593,67 +592,6 @@ def _ranks(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     shares = tuple(Share(f"rank {each}", number[each], len(causes)) for each in range(most))
     counts = (number[rank], len(causes), len(causes), len(causes))
     yield Association("rank", f"rank {rank}", *counts, found[rank], shares=shares, sentence=text)
-
-
-#: Below this chance, all cells together, a rank is not the slowest so often by chance.
-_STRAGGLER_LEVEL = 1e-4
-
-#: As many times the median of all ranks, in half of the trials at least: less changes nothing for the others.
-_STRAGGLES_BY = 1.05
-
-
-def slow_ranks(cells: Iterable[CellTrials]) -> Iterator[str]:
-    """``rank 3 is the slowest in 20 of 20 trials, 1.4 times the median``, for each cell in which one is.
-
-    Where a device has been that of several ranks, it is named in place of them. The device of a rank is that of its
-    number among those of the trial.
-
-    Binomial: were all ranks alike, each would be the slowest in one of as many trials as there are ranks. The chance is
-    that for any rank of any cell, and any device (Bonferroni).
-    """
-    measured = [
-        (cell.key, facts, facts.slowest) for cell in cells for facts in cell.finished if facts.slowest is not None
-    ]
-    if not measured:
-        return
-    from scipy.stats import binom
-
-    # Of each rank of a cell, and each device that was that of several ranks, the trials in which it took part.
-    taking_part = defaultdict[tuple[str, str], list[tuple[TrialFacts, bool]]](list)
-    ranks_on = defaultdict[str, set[int]](set)
-    for key, facts, (slowest, _, size) in measured:
-        for rank in range(size):
-            taking_part[f"{key.label}: ", f"rank {rank}"].append((facts, rank == slowest))
-            if (device := _device_of(rank, facts)) is not None:
-                taking_part["", device].append((facts, rank == slowest))
-                ranks_on[device].add(rank)
-    asked = {each: those for each, those in taking_part.items() if each[0] or len(ranks_on[each[1]]) > 1}
-    slow = set[int]()
-    for (where, who), those in sorted(asked.items(), key=lambda item: bool(item[0][0])):  # devices first
-        found = [(facts, facts.slowest) for facts, is_slowest in those if is_slowest and facts.slowest is not None]
-        fewest = min(facts.slowest[2] for facts, _ in those if facts.slowest is not None)
-        if float(binom.sf(len(found) - 1, len(those), 1 / fewest)) * len(asked) >= _STRAGGLER_LEVEL:
-            continue
-        times = statistics.median(ratio for _, (_, ratio, _) in found)
-        if times < _STRAGGLES_BY or 2 * sum(id(facts) in slow for facts, _ in found) > len(found):
-            continue
-        what = f"in {len(found)} of {len(those)} trials, {times:.2g} times the median of all ranks"
-        if where:
-            devices = {_device_of(found[0][1][0], facts) for facts, _ in found}
-            its = devices.pop() if len(devices) == 1 else None
-            look = f"its {its or 'device'}, its host, and what only it does"
-            yield f"{where}{who} is the slowest {what}: look at {look}"
-        else:
-            slow.update(id(facts) for facts, _ in found)
-            yield f"the rank on {who} is the slowest {what}"
-
-
-def _device_of(rank: int, facts: TrialFacts) -> str | None:
-    """``device 3``, or with its host; ``None`` where the ranks have not one each."""
-    place = facts.place
-    if facts.slowest is None or len(place.devices) != facts.slowest[2]:
-        return None
-    return f"device {place.devices[rank]}" + (f" of {place.host}" if place.host else "")
 
 
 # Order in time, and the trial before.

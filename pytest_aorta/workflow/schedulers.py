@@ -69,7 +69,7 @@ class _Bash:
 #: How the names of schedulers begin that PSI/J knows, https://exaworks.org/psij-python.
 PSIJ = "psij:"
 
-#: A job that has ended, nobody says how.
+#: A job that has ended; the scheduler does not say how.
 GONE = TaskState(state="COMPLETED", reason="it has left the queue", over=True)
 
 #: Its states in the words of SLURM.

@@ -125,10 +125,10 @@ def test_ranks_that_mostly_import_are_a_line_below_the_table_with_the_option_tha
     lazy.write(ranks=f"{LAZY}\n    launch_mode = 'distributed'\n    min_world_size = 2\n")
     shared = ("ranks.py", "--aorta-trials", "2", "--aorta-isolation", "fork")
     result = lazy.run_here(*shared)
-    [line] = [line for line in result.outlines if line.startswith("the ranks of each trial import slow, ")]
-    assert line.endswith(": --aorta-preload slow does it once")
+    [line] = [line for line in result.outlines if line.startswith("the first rank of a trial imports slow for ")]
+    assert line.endswith(": --aorta-preload slow does it once for each start")
     assert lazy.trial("Lazy/trial_1.json")["imports_sec"].keys() == {"slow"}
 
     result = lazy.run_here(*shared, "--aorta-preload", "slow")
-    assert "the ranks of each trial" not in text(result)
+    assert "the first rank of a trial" not in text(result)
     assert lazy.trial("Lazy/trial_1.json")["imports_sec"] == {}

@@ -12,7 +12,7 @@ from support.triage_facts import trials
 
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import Place, facts_of
-from pytest_aorta.triage.where import slow_ranks
+from pytest_aorta.triage.slow_ranks import slow_ranks
 
 
 def cell(slowest: Sequence[tuple[int, float, int] | None], name: str = "none") -> CellTrials:
