@@ -22,8 +22,9 @@ from scipy.stats import binom
 
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.columns import conclusions
+from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import Place, TrialFacts, TrialSteps, facts_of
-from pytest_aorta.triage.verdicts import Decisions, Table, Triage
+from pytest_aorta.triage.verdicts import Table, Triage
 
 LEVEL = 0.05
 

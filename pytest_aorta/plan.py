@@ -19,7 +19,6 @@ from pytest_aorta.launch.launch_mode import AS_TYPED, COMMAND_RANKS_TARGET
 from pytest_aorta.probe.variables import has_secret, is_secret_name
 from pytest_aorta.registry import BUILTIN_SOURCE, Environment, Mitigation, Registry, WorkloadEntry, option_value
 from pytest_aorta.settings import (
-    AUTO,
     BY_NAME,
     MOST_OF_AUTO,
     PAIRS,
@@ -180,7 +179,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
     if stop.seconds is not None and (values["order"] or "interleaved") != "interleaved":
         raise OptionError(f"aorta_order {values['order']} and --aorta-stop with a time: whole rounds are interleaved")
     trials = values["trials"]
-    if trials == AUTO:
+    if trials == "auto":
         if values["minimize"]:
             raise OptionError("--aorta-trials auto and pytest-aorta minimize: use a number; a search ends by itself")
         stop, trials = replace(stop, decided=True, power=True), MOST_OF_AUTO

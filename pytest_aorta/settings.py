@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pytest_aorta.common import RequestError as RequestError
 
@@ -33,8 +33,8 @@ _DIGITS = 18
 #: As many earlier runs of a workload as there are.
 UNBOUNDED = sys.maxsize
 
-#: What ``auto`` is as a number of trials, and the most that it comes to.
-AUTO, MOST_OF_AUTO = 0, 500
+#: The most trials of a cell that ``auto`` comes to.
+MOST_OF_AUTO = 500
 
 #: Trials of each cell where a decision is to end them, and no number was given.
 TRIALS_UNTIL_DECIDED = 200
@@ -104,8 +104,8 @@ def _at_least(least: int) -> Callable[[Any], int]:
 positive_int, whole = _at_least(1), _at_least(0)
 
 
-def trials(value: Any) -> int:
-    number = AUTO if value == "auto" else _integer(value, 1)
+def trials(value: Any) -> int | Literal["auto"]:
+    number: int | Literal["auto"] | None = "auto" if value == "auto" else _integer(value, 1)
     if number is None:
         raise ValueError("a whole number of at least 1, or auto")
     return number

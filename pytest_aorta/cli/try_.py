@@ -34,7 +34,8 @@ from pytest_aorta.settings import Reader, RequestError, seconds, shown_command
 from pytest_aorta.triage.columns import bound_text
 from pytest_aorta.triage.draws import start_rate_below, starts_of
 from pytest_aorta.triage.facts import judged_together
-from pytest_aorta.triage.rates import rate_below, smallest_fault, wilson
+from pytest_aorta.triage.power import smallest_fault
+from pytest_aorta.triage.rates import rate_below, wilson
 from pytest_aorta.triage.reading import RecordedTrial, Results
 from pytest_aorta.trials.command_line import checked_command, files_in, launcher_in, program_not_found, words_of
 from pytest_aorta.trials.lines import plain_line

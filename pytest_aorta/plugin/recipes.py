@@ -42,9 +42,10 @@ from pytest_aorta.runtime.resources.leases import PREFIX, UsedFolder
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage import margin as read_margin
+from pytest_aorta.triage.decisions import BASELINE_DECIDED
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
-from pytest_aorta.triage.verdicts import BASELINE_DECIDED, check_baseline, is_named
+from pytest_aorta.triage.verdicts import check_baseline, is_named
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError, is_sweep

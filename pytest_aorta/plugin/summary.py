@@ -19,8 +19,7 @@ from pytest_aorta.triage.columns import COLUMNS, MEANINGS, Column, conclusions
 from pytest_aorta.triage.facts import LOSSES, CellKey
 from pytest_aorta.triage.judging import VerdictKind
 from pytest_aorta.triage.matrix import MATRIX_MD
-from pytest_aorta.triage.power import trials_needed
-from pytest_aorta.triage.rates import smallest_fault
+from pytest_aorta.triage.power import smallest_fault, trials_needed
 from pytest_aorta.triage.verdicts import Row, Table
 from pytest_aorta.trials.command_line import COMMAND_TARGET, launcher_in, line_of
 from pytest_aorta.workspace.paths import HISTORY, TrialPaths

@@ -24,10 +24,11 @@ from pytest_aorta.plugin.next_step import next_steps
 from pytest_aorta.plugin.run import WATCHER, FinishedTrial, cell_of
 from pytest_aorta.plugin.summary import Summary, understood
 from pytest_aorta.plugin.workload_files import workload_facts
+from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, facts_of
 from pytest_aorta.triage.matrix import MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
 from pytest_aorta.triage.reading import MATRIX_JSON
-from pytest_aorta.triage.verdicts import Decisions, Triage
+from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.trials.losses import is_in_doubt, settled, was_perhaps_ended
 from pytest_aorta.trials.records import Failure
 from pytest_aorta.workspace.atomic import remove_abandoned, write_json, write_text

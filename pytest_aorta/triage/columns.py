@@ -14,8 +14,8 @@ from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.draws import processes
 from pytest_aorta.triage.factorial import Factorial
 from pytest_aorta.triage.facts import OUTCOMES, CellKey
-from pytest_aorta.triage.judging import ENOUGH, LEVEL, Verdict, VerdictKind
-from pytest_aorta.triage.power import rate_seen, sentence, trials_needed
+from pytest_aorta.triage.judging import LEVEL, Verdict, VerdictKind
+from pytest_aorta.triage.power import power_sentence
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import Row, Table
 from pytest_aorta.triage.where import node_sentences
@@ -361,7 +361,7 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, settings: TriageSetting
         verb = "leaves" if len(useless) == 1 else "leave"
         return f"{names(useless)} {verb} more than half of the failures of {base.key.cell}."
     if undecided:
-        return " ".join(filter(None, (_undecided(undecided, base), _power(undecided, rows, base, settings))))
+        return " ".join(filter(None, (_undecided(undecided, base), power_sentence(undecided, rows, base, settings))))
     if same:
         margin = settings.margin
         limits = [f"{margin.share:.0%} of it"] if margin.share < 1 else []
@@ -423,19 +423,6 @@ def _undecided(rows: Sequence[Row], base: CellStatistics) -> str:
         return f"{text}."
     number = _range([min(more), max(more)]).replace("-", " to ")
     return f"{text}; about {number} more of each cell would be enough (a larger --aorta-trials, with --aorta-resume)."
-
-
-def _power(undecided: Sequence[Row], rows: Sequence[Row], base: CellStatistics, settings: TriageSettings) -> str:
-    """How many trials show a cure of what was seen; empty where that would not decide either, and while trials run."""
-    first = undecided[0]
-    fewest = min(base.counted, *(row.cell.counted for row in undecided))
-    if first.comparison is None or (first.comparison.method == "sequential") != settings.sequential:
-        return ""
-    if first.verdict.reason or first.verdict.of or base.shared_starts or fewest < ENOUGH:
-        return ""
-    rate = rate_seen((row.cell for row in rows), base)
-    needed = trials_needed(rate, len(rows), sequential=settings.sequential, confirm=settings.confirm)
-    return sentence(rate, needed, fewest)
 
 
 def _evidence(row: Row, base: CellStatistics) -> str:

@@ -11,10 +11,10 @@ from scipy.special import betaln
 
 from pytest_aorta.common.texts import counted
 from pytest_aorta.triage import MARGIN
+from pytest_aorta.triage.decisions import NOT_RUN
 from pytest_aorta.triage.facts import TrialFacts, judged_together
 from pytest_aorta.triage.judging import LEVEL
 from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
-from pytest_aorta.triage.verdicts import NOT_RUN
 
 
 class Needed:

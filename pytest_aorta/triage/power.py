@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import comb, log
 
@@ -11,15 +11,16 @@ from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.judging import ENOUGH, LEVEL
-from pytest_aorta.triage.rates import difference_p, rate_below
+from pytest_aorta.triage.rates import rate_below
+from pytest_aorta.triage.verdicts import Row
 
 POWER = 0.9
 
 #: A cell with this share of the baseline's rate leads, and has so many times the trials before it ends.
 _LEADS, _MORE = 0.6, 4
 
-#: Larger numbers of trials are not said; above the second one, Fisher's test replaces Boschloo's, which is slow there.
-_MOST, _MOST_OF_BOSCHLOO = 2000, 100
+#: Larger numbers of trials are not said.
+_MOST = 2000
 
 #: Rates at which the tests that hold at any time are simulated, and how often.
 _SIMULATED, _RUNS = (0.2, 0.4, 0.6, 0.8, 1.0), 200
@@ -43,26 +44,36 @@ def trials_needed(rate: float, comparisons: int = 1, *, sequential: bool = False
     return None if found > _MOST else found
 
 
+def smallest_fault(trials: int, comparisons: int = 1) -> float | None:
+    """The lowest failure rate, in thousandths, at which so many trials of each cell show a cure with a chance of 90 %.
+
+    Of tests at the end, as ``trials_needed``; ``None`` where no rate is high enough.
+    """
+    thousandths = 1 + bisect_left(range(1, 1001), True, key=lambda each: _is_shown(each / 1000, trials, comparisons))
+    return None if thousandths > 1000 else thousandths / 1000
+
+
 @lru_cache(maxsize=256)
 def _at_once(rate: float, comparisons: int) -> int | None:
-    from scipy.special import bdtrc
-
-    def is_found(trials: int) -> bool:
-        least = int(2 * trials * rate_below(trials)) + 1  # the bound of what is left is below half of the rate
-        for needed in range(least, trials + 1):
-            if _p(needed, trials) * comparisons < LEVEL:
-                return float(bdtrc(needed - 1, trials, rate)) >= POWER
-        return False
-
-    found = 1 + bisect_left(range(1, _MOST + 1), True, key=is_found)
-    return None if found > _MOST else found
+    trials = 1 + bisect_left(range(1, _MOST + 1), True, key=lambda each: _is_shown(rate, each, comparisons))
+    return None if trials > _MOST else trials
 
 
-def _p(failures: int, trials: int) -> float:
-    """Of so many failures of the baseline beside none of the cell."""
-    if trials <= _MOST_OF_BOSCHLOO:
-        return difference_p(0, trials, failures, trials)
-    return 2 * comb(trials, failures) / comb(2 * trials, failures)
+def _is_shown(rate: float, trials: int, comparisons: int) -> bool:
+    """Whether a cell without a failure is called ``fixes`` with a chance of 90 %, beside a baseline of this ``rate``.
+
+    By Fisher's exact test, which has a closed form here; the table's test finds a little more. And the bound on the
+    cell's rate has to be below half of the baseline's.
+    """
+    needed, p = 0, 2.0
+    while p * comparisons >= LEVEL:
+        if needed == trials:
+            return False
+        p *= (trials - needed) / (2 * trials - needed)
+        needed += 1
+    needed = max(needed, int(2 * trials * rate_below(trials)) + 1)
+    fewer = sum(comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(needed))
+    return 1 - fewer >= POWER
 
 
 @lru_cache(maxsize=256)
@@ -113,14 +124,25 @@ def power_spent(
     return f"undecided with 90% power ({cell.failures} of {cell.counted} against {base.failures} of {base.counted})"
 
 
-def sentence(rate: float, needed: int | None, trials: int) -> str:
-    """What so many ``trials`` of each cell mean; empty where that is not known.
+def power_sentence(
+    undecided: Sequence[Row], rows: Sequence[Row], base: CellStatistics, settings: TriageSettings
+) -> str:
+    """What the trials of the ``undecided`` ones among ``rows`` can show at the rate seen.
 
-    ``At 30%, 25 trials of each cell show a cure in 90%.``
+    ``At 30%, 25 trials of each cell show a cure in 90%.`` Empty where more trials would not decide either, where few
+    were seen, and while trials run.
     """
+    first = undecided[0]
+    fewest = min(base.counted, *(row.cell.counted for row in undecided))
+    if first.comparison is None or (first.comparison.method == "sequential") != settings.sequential:
+        return ""
+    if first.verdict.reason or first.verdict.of or base.shared_starts or fewest < ENOUGH:
+        return ""
+    rate = rate_seen((row.cell for row in rows), base)
+    needed = trials_needed(rate, len(rows), sequential=settings.sequential, confirm=settings.confirm)
     if needed is None:
         return ""
     at = f"{rate:.2g}" if rate < 0.001 else f"{rate:.1%}".replace(".0%", "%") if rate < 0.1 else f"{rate:.0%}"
-    if trials < needed:
+    if fewest < needed:
         return f"At {at}, {needed:,} trials of each cell show a cure in {POWER:.0%}."
     return f"A cure would have shown in {POWER:.0%}: at {at}, {needed:,} trials of each cell do."

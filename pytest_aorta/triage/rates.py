@@ -29,8 +29,8 @@ _MOST_TRIALS_OF_BOSCHLOO = 1000
 #: square root, where binomial distributions are equally wide; then as many around the best.
 _RATES = 256
 
-#: Chance of an error, and with which chance a cure is found, or a decision made, of forecasts.
-_ALPHA, _POWER_OF_CURES, _POWER = 0.05, 0.9, 0.8
+#: Chance of an error, and with which chance a decision is made, of forecasts.
+_ALPHA, _POWER = 0.05, 0.8
 
 #: Of intervals of a ratio: what is said of it comes on top of what is said of the difference.
 RATIO_LEVEL = 0.99
@@ -298,28 +298,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
-
-
-def smallest_fault(trials: int, comparisons: int = 1) -> float | None:
-    """The failure rate from which on a cure, a cell that never fails, is found with 90 % power; ``None`` for none.
-
-    By Fisher's exact test, which has a closed form beside no failure at all; the table's test finds a little more.
-    ``trials`` are those of either side; ``comparisons`` share the level (Bonferroni).
-    """
-    p, needed = 2.0, 0
-    while p * comparisons >= _ALPHA:
-        if needed == trials:
-            return None
-        p *= (trials - needed) / (2 * trials - needed)
-        needed += 1
-
-    def is_found(thousandths: int) -> bool:
-        rate = thousandths / 1000
-        fewer = sum(comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(needed))
-        return 1 - fewer >= _POWER_OF_CURES
-
-    thousandths = 1 + bisect_left(range(1, 1000), True, key=is_found)
-    return None if thousandths == 1000 else thousandths / 1000
 
 
 @lru_cache(maxsize=4096)

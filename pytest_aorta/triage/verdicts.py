@@ -1,4 +1,4 @@
-"""The verdicts: each cell compared with its baseline, and which cells need no more trials."""
+"""The verdicts: each cell compared with its baseline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import counted
 from pytest_aorta.settings import RequestError
-from pytest_aorta.triage import DECIDED, Stop, TriageSettings, rates
+from pytest_aorta.triage import TriageSettings, rates
 from pytest_aorta.triage.cells import CellStatistics, CellTrials, MitigationEffect, effects
 from pytest_aorta.triage.draws import (
     StartComparison,
@@ -33,7 +33,6 @@ from pytest_aorta.triage.judging import (
     outlasts,
 )
 from pytest_aorta.triage.observer import ObserverEffect, corrected
-from pytest_aorta.triage.power import power_spent
 from pytest_aorta.triage.rates import Counts
 from pytest_aorta.triage.rounds import Rounds, is_sooner, round_counts, rounds_of
 from pytest_aorta.triage.signatures import Signature
@@ -56,15 +55,6 @@ WAYS = 5
 
 #: So many cells of a baseline are a search for the one that acts: those that are hopeless end early.
 SEARCHED = 4
-
-#: After so many trials of which none has come to its main work, a cell is not tried any more.
-NOT_RUN = 3
-
-#: After so many trials that count, it is known which variables they have.
-SEEN = 3
-
-#: Why no more trials of a baseline are needed.
-BASELINE_DECIDED = "decided: every cell that is compared with it"
 
 #: Why a difference is no verdict yet, in a run that ends with its verdicts.
 NOT_CONFIRMED = "fresh trials have not confirmed it yet"
@@ -673,90 +663,3 @@ def _uncompared(cell: CellStatistics, cells: Mapping[CellKey, CellStatistics], b
     base = cells[baselines.of[cell.key]]
     is_alone = cell.total and base.total and not base.counted
     return Verdict("undecided", f"the baseline {base.key.cell} did not run" if is_alone else "")
-
-
-class Decisions:
-    """Cells that are decided, and those whose trials have ended for it. What is decided once stays so.
-
-    All evidence is sequential, so that it does not matter how often one looks. The level is shared by all cells of a
-    baseline from the beginning, so that a decision is never taken back when another cell has its first trials.
-    """
-
-    def __init__(self, triage: Triage, goal: Stop = DECIDED, before: Mapping[CellKey, str] | None = None) -> None:
-        self._triage = triage
-        self._goal = goal
-        #: What was decided of a cell, in words; ``before``: before these trials, as in ``stopped``.
-        self.decided = {key: why.removeprefix("decided: ") for key, why in (before or {}).items()}
-        #: Cells of which no more trials are needed, and why.
-        self.stopped: dict[CellKey, str] = dict(before or {})
-
-    def update(self, touched: CellKey) -> bool:
-        """Look at a cell that has a new trial, and at those that are compared with it; whether any has stopped."""
-        before = len(self.stopped)
-        cells = {trials.key: trials.statistics for trials in self._triage.cells}
-        cell = cells[touched]
-        if self._goal.failures is not None and cell.failures >= self._goal.failures:
-            self.decided.setdefault(touched, f"failures={self._goal.failures}")
-            self.stopped.setdefault(touched, f"decided: {self.decided[touched]}")
-        if self._goal.decided:
-            baselines = self._triage.baselines()
-            if cell.did_not_run and cell.total >= NOT_RUN:
-                self.decided.setdefault(touched, f"did not run ({cell.total} of {cell.total} trials)")
-            base = baselines.of.get(touched)
-            # Looked at once, as it costs more than the rest. Variables that are merely named by nothing that is loaded
-            # are a guess, and end no cell.
-            if base is not None and cell.counted == SEEN and cells[base].counted:
-                effect = effects(cells, {touched: base})[touched]
-                if effect.is_second_baseline:
-                    self.decided.setdefault(touched, f"second baseline ({effect.reason})")
-            for baseline in {touched, base or touched}:
-                self._decide_family(baseline, baselines, cells)
-            self._stop(baselines, cells)
-        return len(self.stopped) > before
-
-    def _decide_family(self, baseline: CellKey, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]) -> None:
-        family, base = baselines.family(baseline), cells[baseline]
-        begun = [key for key in family if cells[key].counted and base.counted]
-        judged = self._triage.compare(begun, baseline, len(family))
-        speeds = self._triage.speeds(begun, baseline, len(family), sequential=True) if self._goal.speed else ()
-        for key, speed in zip(begun, speeds, strict=False):
-            if speed.kind in ("slower", "faster", "similar") and not (cells[key].failures or base.failures):
-                self.decided.setdefault(key, f"{speed.kind} ({speed.change})")
-        for key, (_, verdict) in zip(begun, judged, strict=True):
-            cell = cells[key]
-            # Of a cell without a failure, a few more trials say whether that is a cure.
-            is_open = verdict.kind == "undecided" or (verdict.kind == "no cure" and self._goal.equivalence)
-            if not is_open and not (verdict.kind == "reduces" and not cell.failures):
-                counts = f"{cell.failures} of {cell.counted} against {base.failures} of {base.counted}"
-                self.decided.setdefault(key, f"{verdict.kind} ({counts})")
-            elif self._goal.power and (spent := power_spent(cells, key, baseline, len(family), self._triage.settings)):
-                self.decided.setdefault(key, spent)
-
-    def _stop(self, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]) -> None:
-        """Stop what is decided, and baselines, as soon as no other cell needs more trials of them."""
-        for key, base in baselines.of.items():
-            if key not in self.decided and base in self.decided and cells[base].did_not_run:
-                self.stopped.setdefault(key, f"not to be decided: its baseline {base.cell} did not run")
-        fixed = [key for key, why in self.decided.items() if why.startswith("fixes")] if self._goal.first_fix else []
-        for key in cells if fixed else ():
-            self.stopped.setdefault(key, f"the first fix is found: {fixed[0].cell}")
-        # Do not go on for the sake of cells alone that probably do nothing, when the others are decided.
-        for baseline in baselines.cells:
-            family = baselines.family(baseline)
-            waiting = [key for key in family if key not in self.decided and key not in self.stopped]
-            if not waiting or len(waiting) == len(family) or any(cells[key].counted < SEEN for key in waiting):
-                continue
-            found = effects(cells, dict.fromkeys(waiting, baseline))
-            if all(effect.is_inert for effect in found.values()):
-                self.stopped |= {
-                    key: f"inert? ({effect.reason}), and all others decided" for key, effect in found.items()
-                }
-        compared_with = set(baselines.of.values())
-        needed = {base for key, base in baselines.of.items() if key not in self.decided and key not in self.stopped}
-        for key in cells:
-            if key in needed:
-                continue
-            if key in self.decided:
-                self.stopped.setdefault(key, f"decided: {self.decided[key]}")
-            elif key in compared_with and key not in baselines.of:
-                self.stopped.setdefault(key, BASELINE_DECIDED)

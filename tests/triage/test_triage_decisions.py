@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from support.triage_facts import triage_of, trials
 
 from pytest_aorta.triage import DECIDED, Stop, TriageSettings
+from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, TrialFacts, WatchedVariables
 from pytest_aorta.triage.sequential import is_hopeless
-from pytest_aorta.triage.verdicts import Decisions, Triage
+from pytest_aorta.triage.verdicts import Triage
 
 SEQUENTIAL = TriageSettings(sequential=True)
 

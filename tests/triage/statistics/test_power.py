@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import binom, fisher_exact
 from support.triage_facts import triage_of, trials
 
 from pytest_aorta.settings import MOST_OF_AUTO
 from pytest_aorta.triage import Stop, TriageSettings
 from pytest_aorta.triage.columns import conclusions
-from pytest_aorta.triage.power import trials_needed
-from pytest_aorta.triage.verdicts import Decisions, Triage
+from pytest_aorta.triage.decisions import Decisions
+from pytest_aorta.triage.power import smallest_fault, trials_needed
+from pytest_aorta.triage.verdicts import Triage
 
 
 def letters(rate: float, number: int, generator: np.random.Generator) -> str:
@@ -32,6 +34,25 @@ def test_so_many_trials_call_a_cure_so_in_nine_of_ten_tables(rate: float, sequen
     assert 48 <= found <= 59
 
 
+@pytest.mark.parametrize(("trials", "comparisons"), [(8, 1), (20, 7), (120, 3)])
+def test_the_forecast_is_the_power_of_fishers_test_and_of_the_bound(trials: int, comparisons: int) -> None:
+    rate = smallest_fault(trials, comparisons)
+    assert rate is not None
+    bound = 1 - 0.05 ** (1 / trials)
+
+    def power(rate: float) -> float:
+        shown = [
+            fisher_exact(np.array([[0, failures], [trials, trials - failures]])).pvalue * comparisons < 0.05
+            and bound < failures / trials / 2
+            for failures in range(trials + 1)
+        ]
+        return float(sum(binom.pmf(failures, trials, rate) for failures in range(trials + 1) if shown[failures]))
+
+    assert power(rate) >= 0.9 > power(rate - 0.002)
+    # The header and the sentence below the table are one promise.
+    assert trials_needed(float(f"{rate:.2g}"), comparisons) in range(trials - 3, trials + 4)
+
+
 def test_rarer_faults_more_cells_and_tests_at_any_time_need_more_trials() -> None:
     numbers = [trials_needed(rate) or 0 for rate in (0.9, 0.5, 0.3, 0.1, 0.03)]
     assert numbers == sorted(numbers)
@@ -40,6 +61,7 @@ def test_rarer_faults_more_cells_and_tests_at_any_time_need_more_trials() -> Non
     assert (trials_needed(0.5, sequential=True) or 0) >= (trials_needed(0.5) or 0)
     assert trials_needed(0.0) is None
     assert trials_needed(0.001) is None
+    assert smallest_fault(3) is None
 
 
 def test_the_table_says_how_many_trials_show_a_cure_while_that_is_open() -> None:

@@ -20,7 +20,6 @@ from pytest_aorta.triage.rates import (
     more_trials,
     rate_below,
     ratio_of,
-    smallest_fault,
     wilson,
 )
 from pytest_aorta.triage.sequential import SequentialTest
@@ -133,22 +132,6 @@ def test_none_where_it_cannot_be_said() -> None:
     assert more_trials(3, 8, 0, 0) is None
     assert more_trials(10, 20, 10, 20) is None  # equal rates of one half take more than 500
     assert more_trials(50, 100, 50, 100, Margin(points=0.001)) is None
-    assert smallest_fault(3) is None
-
-
-@pytest.mark.parametrize(("trials", "comparisons"), [(8, 1), (20, 7), (120, 3)])
-def test_the_forecast_is_the_power_of_fishers_test(trials: int, comparisons: int) -> None:
-    rate = smallest_fault(trials, comparisons)
-    assert rate is not None
-
-    def power(rate: float) -> float:
-        significant = [
-            fisher_exact(np.array([[0, failures], [trials, trials - failures]])).pvalue * comparisons < 0.05
-            for failures in range(trials + 1)
-        ]
-        return float(sum(binom.pmf(failures, trials, rate) for failures in range(trials + 1) if significant[failures]))
-
-    assert power(rate) >= 0.9 > power(rate - 0.002)
 
 
 def test_pairs_are_compared_as_mcnemar_does_with_mid_p() -> None:
