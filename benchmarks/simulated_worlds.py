@@ -247,7 +247,10 @@ def _false_verdicts(world: World, table: Table) -> list[str]:
         acts = truth.acts.get(number, frozenset())
         kind = row.verdict.kind
         false += [f"{kind}: {why}" for why in _false(kind, acts)]
-        if kind == "no cure" and truth.rates[number] < truth.rates[0] / 2:
+        if row.verdict.is_same and acts:
+            false.append("the same rate: it is not")
+        is_shown = kind == "no cure" and not row.verdict.is_same and not row.verdict.is_likely
+        if is_shown and truth.rates[number] < truth.rates[0] / 2:
             false.append("no cure: it is one")
         bound = row.rate_below if kind in ("fixes", "reduces") else None
         if bound is not None and truth.rates[number] >= bound:
@@ -271,8 +274,6 @@ def _false(kind: str, acts: frozenset[Act]) -> list[str]:
             return ["it does not"]
         case "worse" if "raises" not in acts:
             return ["it is not"]
-        case "no effect" if acts:
-            return ["it has one"]
     return ["it does not"] if kind.startswith("exchange") and "exchanges" not in acts else []
 
 
@@ -301,7 +302,7 @@ def _false_sentences(truth: Truth, sentences: Sequence[str]) -> list[str]:
 
 def _found(world: World, table: Table) -> float:
     if world.acting is None:
-        others = [row.verdict.kind in ("no effect", "no cure") for row in table.rows[1:]]
+        others = [row.verdict.kind == "no cure" and not row.verdict.is_likely for row in table.rows[1:]]
         return sum(others) / len(others)
     if world.acting in world.truth.slower:
         speed = table.rows[world.acting].speed

@@ -497,7 +497,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("history", history, "N", "earlier runs kept of each workload: a number, or all", "10", scope="ini"),
         Setting("report", file, "FILE", "write an HTML report of the results directory"),
         Setting("baseline", name, "CELL", "cell or mitigation set to compare with (default none)"),
-        Setting("margin", "triage:margin", "P", "no effect: within P of the baseline's rate", "50%,0.1", scope="ini"),
+        Setting("margin", "triage:margin", "P", "the same rate: within P of the baseline's", "50%,0.1", scope="ini"),
         Setting("speed-margin", share, "P", "changes of step times that are none", "0.05"),
         Setting(
             "gate",

@@ -363,9 +363,7 @@ _COLOURS: Mapping[VerdictKind, str] = {
     "slower": "yellow",
     "faster": "yellow",
     "similar": "light",
-    "dropped": "light",
     "no cure": "light",
-    "no effect": "light",
     "baseline": "light",
     "second baseline": "light",
 }
@@ -525,7 +523,8 @@ def _notes(row: Row, has_long_verdicts: bool, has_speeds: bool, seen: set[str]) 
     """What belongs to a cell and has no column. ``seen``: ways to fail that need no further line."""
     verdict = row.verdict
     if verdict.reason and row.has_verdict:
-        yield Piece(f"{verdict.kind}: {verdict.reason}", _COLOURS[verdict.kind])
+        said = verdict.reason if verdict.is_likely else f"{verdict.kind}: {verdict.reason}"
+        yield Piece(said, _COLOURS[verdict.kind])
     if not has_long_verdicts and verdict.text != verdict.kind:
         yield Piece(verdict.text, _COLOURS[verdict.kind])
     if row.speed and row.speed.kind in ("slower", "faster") and not has_speeds:

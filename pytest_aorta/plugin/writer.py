@@ -457,9 +457,9 @@ class TrialWriter:
             yield f"{of}{ended_cells} ended by failures, {counted(self.skipped, 'trial')} saved ({goal})"
         elif self.decisions is not None:
             compared = set(self.triage.baselines().of)
-            ended = [why.startswith("dropped") for key, why in self.decisions.decided.items() if key in compared]
+            ended = [why.startswith("no cure?") for key, why in self.decisions.decided.items() if key in compared]
             found = f"{ended.count(False)} of {counted(len(compared), 'cell')} decided"
-            found += f", {ended.count(True)} dropped" if any(ended) else ""
+            found += f", {ended.count(True)} given up" if any(ended) else ""
             stop = selection.stop
             goals = {"first-fix": stop.first_fix, "equivalence": stop.equivalence, "speed": stop.speed}
             goal = next((name for name, is_set in goals.items() if is_set), "decided")

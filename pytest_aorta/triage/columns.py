@@ -76,7 +76,7 @@ def verdict_note(verdict: Verdict) -> str:
     """What makes a verdict precise; empty where the word says it."""
     if verdict.more_trials is not None:
         return f"about {verdict.more_trials:,} more trials"
-    return verdict.reason
+    return verdict.reason or verdict.of.strip("()")
 
 
 def plain(value: Any) -> Any:
@@ -271,14 +271,12 @@ MEANINGS: Mapping[VerdictKind, str] = {
     "similar": "nothing has failed, and it takes as long as the baseline",
     "second baseline": "its variables are what they are without it: not a mitigation, but more trials of the baseline",
     "undecided": "too few trials to tell",
-    "dropped": "given up early: it probably leaves more than half of the failures",
-    "no cure": "it leaves more than half of the failures",
-    "no effect": "the failure rate is within the margin of the baseline's",
+    "no cure": "it leaves more than half of the failures; in brackets its rate in relation to the baseline's (99%)",
 }
 
 
 #: What is no answer to which variable acts.
-_OPEN: tuple[VerdictKind, ...] = ("undecided", "no effect", "no cure", "dropped")
+_OPEN: tuple[VerdictKind, ...] = ("undecided", "no cure")
 
 
 def conclusions(table: Table) -> list[str]:
@@ -348,20 +346,23 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, settings: TriageSetting
         return f"{text}."
     if confounded := best("confounded"):
         first = confounded[0]
+        what = first.verdict.of.removeprefix("with ")
+        both = "by turns would decide (--aorta-order interleaved)" if what == "time" else f"on one {what} would decide"
         return (
             f"{_mitigation(first, base)} is {first.verdict.text}: {_evidence(first, base)}, but "
-            f"{first.verdict.reason}, so that the {first.verdict.of.removeprefix('with ')} may make the difference."
+            f"{first.verdict.reason}, so that the {what} may make the difference. Trials of both {both}."
         )
-    undecided, same = best("undecided"), best("no effect")
-    if not undecided and (dropped := best("dropped")):
+    if undecided := best("undecided"):
+        return " ".join(filter(None, (_undecided(undecided, base), power_sentence(undecided, rows, base, settings))))
+    useless = best("no cure")
+    same = [row for row in useless if row.verdict.is_same]
+    if likely := [row for row in useless if row.verdict.is_likely]:
         leaves = f"probably leaving more than half of the failures of {base.key.cell}"
-        verb = "was" if len(dropped) == 1 else "were"
-        return f"No cure was found; {names(dropped)} {verb} dropped early, {leaves}."
-    if not same and not undecided and (useless := best("no cure")):
+        verb = "was" if len(likely) == 1 else "were"
+        return f"No cure was found; {names(likely)} {verb} given up early, {leaves}."
+    if useless and not same:
         verb = "leaves" if len(useless) == 1 else "leave"
         return f"{names(useless)} {verb} more than half of the failures of {base.key.cell}."
-    if undecided:
-        return " ".join(filter(None, (_undecided(undecided, base), power_sentence(undecided, rows, base, settings))))
     if same:
         margin = settings.margin
         limits = [f"{margin.share:.0%} of it"] if margin.share < 1 else []

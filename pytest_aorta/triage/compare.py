@@ -42,7 +42,6 @@ _CHANGES: dict[VerdictKind, ChangeKind] = {
     "fixes": "better",
     "reduces": "better",
     "worse": "worse",
-    "no effect": "no change",
     "undecided": "undecided",
     "no cure": "undecided",
 }
@@ -228,7 +227,9 @@ def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float 
     changes = []
     for (one, two), speed in zip(cells, speeds, strict=True):
         rate, verdict = judged.get(two.key, (None, None))
-        kind: ChangeKind = "not compared" if verdict is None else _CHANGES[verdict.kind]
+        kind: ChangeKind = "not compared"
+        if verdict is not None:
+            kind = "no change" if verdict.is_same else _CHANGES[verdict.kind]
         changed = tuple(way for way in ways.get(two.key, ()) if way.p_adjusted < LEVEL)
         if changed and kind in ("undecided", "no change"):
             kind = "other failures"

@@ -69,11 +69,12 @@ class Decisions:
                 self.decided.setdefault(key, f"{speed.kind} ({speed.change})")
         for key, (_, verdict) in zip(begun, judged, strict=True):
             cell = cells[key]
+            is_open = verdict.kind == "undecided"
+            is_open |= verdict.kind == "no cure" and self._goal.equivalence and not verdict.is_same
             # Of a cell without a failure, a few more trials say whether that is a cure.
-            is_open = verdict.kind == "undecided" or (verdict.kind == "no cure" and self._goal.equivalence)
             if not is_open and not (verdict.kind == "reduces" and not cell.failures):
                 counts = f"{cell.failures} of {cell.counted} against {base.failures} of {base.counted}"
-                self.decided.setdefault(key, f"{verdict.kind} ({counts})")
+                self.decided.setdefault(key, f"{verdict.kind}{'?' * verdict.is_likely} ({counts})")
             elif self._goal.power and (spent := power_spent(cells, key, baseline, len(family), self._triage.settings)):
                 self.decided.setdefault(key, spent)
 

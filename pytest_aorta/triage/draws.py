@@ -17,7 +17,7 @@ from math import comb
 
 from pytest_aorta.triage import Margin
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.rates import MOST_MORE, more_trials, rate_below
+from pytest_aorta.triage.rates import MOST_MORE, difference_p, more_trials, rate_below
 
 #: Correlation within a start that weights assume: many trials of a start weigh at most twice as much as one, so that
 #: the test holds where cells have different numbers of starts (with 0.2, 12 against 4 differ falsely in 6.7 %).
@@ -270,7 +270,7 @@ def start_rate_below(starts: Sequence[Start]) -> float | None:
 
 @dataclass(frozen=True)
 class ForkCheck:
-    """Failures and counted trials: of processes of their own, and of forks of shared starts; ``p`` of Fisher's test."""
+    """Failures and counted trials: of processes of their own, and of forks of shared starts; ``p`` of Boschloo's."""
 
     own_failures: int
     own: int
@@ -290,7 +290,7 @@ class ForkCheck:
 
 
 def check_forks(trials: Iterable[TrialFacts]) -> ForkCheck:
-    """Compare the trials of one cell that were processes of their own with its others (Fisher's exact test, two-sided).
+    """Compare the trials of one cell that were processes of their own with its others (Boschloo's exact test).
 
     A start that served one trial so far counts as a process of its own.
     """
@@ -298,8 +298,5 @@ def check_forks(trials: Iterable[TrialFacts]) -> ForkCheck:
     shared = shared_starts(found)
     own = [each.is_failure for each in found if each.start not in shared.get(each.key, ())]
     forks = [each.is_failure for each in found if each.start in shared.get(each.key, ())]
-    failed, number = sum(own) + sum(forks), len(own) + len(forks)
-    possible = range(max(0, failed - len(forks)), min(failed, len(own)) + 1)
-    ways = {each: comb(len(own), each) * comb(len(forks), failed - each) for each in possible}
-    p = sum(each for each in ways.values() if each <= ways[sum(own)]) / comb(number, failed)
-    return ForkCheck(sum(own), len(own), sum(forks), len(forks), p)
+    counts = sum(own), len(own), sum(forks), len(forks)
+    return ForkCheck(*counts, difference_p(*counts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 from typing import TYPE_CHECKING, Literal
 
 from pytest_aorta.triage import Margin, rates
@@ -38,10 +38,8 @@ VerdictKind = Literal[
     "slower",
     "faster",
     "similar",
-    "no effect",
     "no cure",
     "undecided",
-    "dropped",
     "did not run",
     "error",
 ]
@@ -88,8 +86,10 @@ class Verdict:
         more_starts: of ``undecided``: how many more processes of the cell, and of its baseline, the run may go on to.
         is_of_starts: whether it is the number of processes that leaves it open.
         removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 99 %.
-        of: of ``exchanges`` what for what, of ``leaves`` what, of ``confounded`` with what; ``on the speed``, where
-            that is the question.
+        of: of ``exchanges`` what for what, of ``leaves`` what, of ``confounded`` with what, of ``no cure`` how many
+            times the baseline's rate its own is, 99 %; ``on the speed``, where that is the question.
+        is_same: of ``no cure``: whether the rate is shown to be within the margin of the baseline's.
+        is_likely: of ``no cure``: whether it is not shown, but so likely that the cell was given up.
     """
 
     kind: VerdictKind
@@ -99,13 +99,15 @@ class Verdict:
     is_of_starts: bool = False
     removes: float | None = None
     of: str = ""
+    is_same: bool = False
+    is_likely: bool = False
 
     @property
     def text(self) -> str:
-        """For a table: ``undecided (about 12 more trials)``."""
+        """For a table: ``undecided (about 12 more trials)``, ``no cure (0.88-1.2x)``, ``no cure?`` if it is likely."""
         if self.more_trials is not None:
             return f"undecided (about {self.more_trials} more trials)"
-        return f"{self.kind} {self.of}".rstrip()
+        return f"{self.kind}{'?' * self.is_likely} {self.of}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -167,17 +169,17 @@ def judge(pairs: Sequence[Pair], margin: Margin, family: int, planned: int = 0) 
 def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) -> Verdict:
     """What a comparison says of a cell.
 
-    Significantly different comes first. ``no effect`` is shown, not assumed: the whole intervals of difference and
-    ratio lie within ``margin``. ``no cure``: it may lower the rate, but it does not remove half of the failures.
+    Significantly different comes first. ``no cure`` is shown, not assumed: the whole intervals of difference and ratio
+    lie within ``margin``, or it may lower the rate, but does not remove half of the failures.
     """
     failures, trials, base_failures, base_trials = pair.counts
     sequential = comparison.method == "sequential"
     kind: VerdictKind = "undecided"
+    is_same = comparison.is_within(margin)
     if comparison.p_adjusted < LEVEL and comparison.difference:
         kind = "worse" if comparison.difference > 0 else "reduces" if failures else "fixes"
-    elif comparison.is_within(margin):
-        kind = "no effect"
-    elif comparison.ratio.low > _CURE and comparison.difference <= 0:  # above 0 it may turn out to be worse
+    # Above 0 it may turn out to be worse.
+    elif is_same or (comparison.ratio.low > _CURE and comparison.difference <= 0):
         kind = "no cure"
     # Where they have nothing in common, more trials do not decide either.
     if pair.apart and (kind != "undecided" or min(trials, base_trials) >= ENOUGH):
@@ -192,6 +194,8 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
             kind = "reduces"
         removes = 1 - comparison.ratio.high
         return Verdict(kind, removes=removes if removes > 0 else None)
+    if kind == "no cure":
+        return Verdict(kind, of=times(comparison.ratio), is_same=is_same)
     if kind != "undecided":
         return Verdict(kind)
     if pair.starts is not None and (pair.starts.are_alike or pair.trials_p * family < LEVEL):
@@ -213,6 +217,13 @@ def _undecided_starts(starts: StartComparison, margin: Margin, family: int, sequ
     guess = starts.guess(margin, family)
     more = guess if sequential else None
     return Verdict("undecided", starts.reason(guess, is_guess=True), more_starts=more, is_of_starts=True)
+
+
+def times(ratio: Interval) -> str:
+    """How many times the baseline's rate a rate is: ``(0.88-1.2x)``, ``(0.4x or more)``."""
+    if ratio.high == inf:
+        return f"({ratio.low:.2g}x or more)" if ratio.low else ""
+    return f"({ratio.low:.2g}-{ratio.high:.2g}x)"
 
 
 def bound_on_rate(trials: int, *, sequential: bool) -> float:

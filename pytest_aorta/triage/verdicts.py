@@ -31,6 +31,7 @@ from pytest_aorta.triage.judging import (
     judge,
     loss_doubt,
     outlasts,
+    times,
 )
 from pytest_aorta.triage.observer import ObserverEffect, corrected
 from pytest_aorta.triage.rates import Counts
@@ -278,10 +279,9 @@ class Triage:
                 if hopeless := hopeless_at(_paired(self._cells[baseline], self._cells[key], ended=ended)):
                     base_failures, failures, number = hopeless
                     what = "starts" if pair.starts is not None else "trials"
-                    reason = f"after {number} {what}, {failures:.3g} failures against {base_failures:.3g}"
-                    reason += ": probably no cure"
-                    verdict = Verdict("dropped", reason)
-            if verdict.kind in (*DIFFERENT, "no effect"):
+                    reason = f"given up after {number} {what}: {failures:.3g} failures against {base_failures:.3g}"
+                    verdict = Verdict("no cure", reason, of=times(comparison.ratio), is_likely=True)
+            if verdict.kind in DIFFERENT or verdict.is_same:
                 cells = self._cells[key].statistics, self._cells[baseline].statistics
                 doubt = loss_doubt(*cells, verdict.kind, family)
             if verdict.kind in DIFFERENT and not doubt and sequential and self.settings.confirm:
@@ -315,7 +315,8 @@ class Triage:
             for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
                 if verdict.kind != "confounded" and key in ways:
                     verdict = self._of_ways(ways[key], verdict)
-                if verdict.kind in ("undecided", "no effect") and not (cells[key].failures or cells[baseline].failures):
+                is_open = verdict.kind == "undecided" or verdict.is_same
+                if is_open and not (cells[key].failures or cells[baseline].failures):
                     if speed.kind in ("slower", "faster") or (self.settings.speed and speed.kind == "similar"):
                         verdict = Verdict(speed.kind)
                     elif self.settings.speed:
@@ -377,7 +378,7 @@ class Triage:
         shown = [way.signature.short for way in ways if way.hidden]
         if gone and new and not dependence(self.cells):
             return Verdict("exchanges", of=f"{gone[0]} for {new[0]}")
-        if gone and shown and verdict.kind in ("undecided", "no effect", "no cure", "dropped"):
+        if gone and shown and verdict.kind in ("undecided", "no cure"):
             return Verdict("leaves", of=shown[0])
         return verdict
 

@@ -36,8 +36,8 @@ def problems(gate: str, *cells: list[TrialFacts], settings: TriageSettings | Non
         "verdict(omp_1)==fixes",
         "verdict(none)==baseline",
         "verdict!=worse",
-        "verdict!='no effect'",
-        "verdict!=no_effect",
+        "verdict!='no cure'",
+        "verdict!=no_cure",
     ],
 )
 def test_it_holds(gate: str) -> None:
@@ -49,7 +49,7 @@ def test_it_holds(gate: str) -> None:
     [
         ("failure_rate(none)<=0.02", "local-none of gemm has failure_rate 0.75; 15 of 20 failed"),
         ("upper(failure_rate)<=0.02", "local-omp_1 of gemm has upper(failure_rate) 0.1611; 0 of 20 failed"),
-        ("verdict(omp_1)==no effect", "local-omp_1 of gemm has verdict fixes; 0 of 20 failed"),
+        ("verdict(omp_1)==no cure", "local-omp_1 of gemm has verdict fixes; 0 of 20 failed"),
         ("failure_rate(tf32_off)<=1", "no trial of 'tf32_off' has run"),
         ("step_ms<5", "local-omp_1 of gemm has no step_ms: no trial has step times"),
         ("speed_ratio(none)<1.1", "local-none of gemm has no speed_ratio: it is compared with no other cell"),

@@ -126,10 +126,10 @@ def test_a_comparison_has_a_difference_with_its_interval_and_a_bound_without_fai
         ("F" * 14 + "." * 6, "." * 20, "fixes"),
         ("F" * 25 + "." * 25, "F" * 5 + "." * 45, "reduces"),
         ("F" * 25 + "." * 25, "F" * 45 + "." * 5, "worse"),
-        # That there is no effect has to be shown.
+        # That it is no cure has to be shown.
         ("F." * 10, "F." * 10, "undecided"),
         ("F." * 20, "F." * 20, "no cure"),
-        ("F." * 300, "F." * 300, "no effect"),
+        ("F." * 300, "F." * 300, "no cure"),
         ("F" * 5 + "." * 295, "F" * 5 + "." * 295, "undecided"),  # it may have become twice as frequent
         # Hangs count as failures, and infrastructure never.
         ("T" * 15 + "." * 5 + "E" * 2, "." * 20 + "E" * 3, "fixes"),
@@ -141,6 +141,12 @@ def test_failures_beside_those_of_the_baseline_have_a_verdict(base: str, cell: s
     found = rows(trials("none", base), trials("a", cell))["local-a"]
     assert found.verdict.kind == kind
     assert (found.comparison is None) == (kind in ("did not run", "error"))
+
+
+def test_no_cure_says_how_often_it_fails_in_relation_to_the_baseline() -> None:
+    few, many = (rows(trials("none", "F." * n), trials("a", "F." * n))["local-a"].verdict for n in (20, 300))
+    assert (few.text, few.is_same) == ("no cure (0.57-1.8x)", False)
+    assert (many.text, many.is_same) == ("no cure (0.86-1.2x)", True)
 
 
 def test_trials_are_compared_with_those_at_their_place_or_with_their_seeds() -> None:
@@ -406,11 +412,11 @@ def test_slower_and_faster_steps_are_said_whatever_becomes_of_failures() -> None
     assert said(failing, slow)[0].endswith(" Slower steps: a +10.0% (9.6 to 10.3%).")
 
 
-def test_many_cells_of_which_none_helps_are_said_to_be_dropped() -> None:
+def test_many_cells_of_which_none_helps_are_said_to_be_given_up() -> None:
     cells = [trials(name, "F." * 12) for name in ("none", "a", "b", "c", "d")]
     settings = TriageSettings(sequential=True, screens=True)
     assert conclusions(triage_of(chain(*cells), settings)) == [
-        "No cure was found; a, b, c and d were dropped early, probably leaving more than half of the failures of "
+        "No cure was found; a, b, c and d were given up early, probably leaving more than half of the failures of "
         "local-none."
     ]
 

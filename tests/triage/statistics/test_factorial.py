@@ -5,18 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
-from scipy.stats import binom, chi2
+from scipy.stats import binom
 from support.triage_facts import triage_of, trials
 
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.columns import conclusions, plain
 from pytest_aorta.triage.factorial import interaction_p
-from pytest_aorta.triage.firth import penalised_fit, penalised_p
 from pytest_aorta.triage.verdicts import Table
 
 Rate = Callable[[tuple[int, ...]], float]
@@ -150,49 +147,6 @@ def test_sentences_are_right_in_simulated_worlds(levels: tuple[int, ...], rate: 
 
 
 # Pure rules.
-
-
-def penalised(design: Any, failures: Any, number: Any, coefficients: Any) -> float:
-    odds = design @ coefficients
-    chances = 1 / (1 + np.exp(-odds))
-    information = (design * (number * chances * (1 - chances))[:, None]).T @ design
-    return float(failures @ odds - number @ np.logaddexp(0, odds) + np.linalg.slogdet(information)[1] / 2)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_the_penalised_fit_is_the_maximum_that_a_search_finds(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    design = np.column_stack([np.ones(8), *np.indices((2, 2, 2)).reshape(3, -1)]).astype(float)
-    number = generator.integers(3, 30, 8).astype(float)
-    # Also where a variable separates failures from none.
-    failures = generator.binomial(number.astype(int), 0.4 * design[:, 1] * generator.random()).astype(float)
-    values = []
-    for free in ([0, 1, 2, 3], [0, 2, 3]):
-        coefficients, value = penalised_fit(design, failures, number, free)
-
-        def loss(some: Any, free: list[int] = free) -> float:
-            whole = np.zeros(4)
-            whole[free] = some
-            return -penalised(design, failures, number, whole)
-
-        found = minimize(
-            loss,
-            np.zeros(len(free)),
-            method="Nelder-Mead",
-            options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 20_000, "maxfev": 20_000},
-        )
-        assert value == pytest.approx(-found.fun, abs=1e-6)
-        assert coefficients[free] == pytest.approx(found.x, abs=1e-3)
-        values.append(value)
-    p = float(chi2.sf(2 * (values[0] - values[1]), 1))
-    assert penalised_p(design, failures, number, [1]) == pytest.approx(p, abs=1e-9)
-
-
-def test_estimates_of_a_two_by_two_table_are_those_with_half_a_trial_more_in_each_field() -> None:
-    # Heinze & Schemper 2002: of a saturated model, Firth's estimates are Haldane's.
-    design = np.array([[1.0, 0.0], [1.0, 1.0]])
-    coefficients, _ = penalised_fit(design, np.array([0.0, 15.0]), np.array([40.0, 40.0]))
-    assert coefficients == pytest.approx([np.log(0.5 / 40.5), np.log(15.5 / 25.5) - np.log(0.5 / 40.5)], abs=1e-6)
 
 
 def test_the_interaction_is_exact_given_how_often_each_value_has_failed() -> None:
