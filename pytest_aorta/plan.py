@@ -121,7 +121,6 @@ class Selection:
     config: Mapping[str, Any] = field(default_factory=dict)
     collect: tuple[str, ...] = ()
     collect_on_failure: bool = False
-    collect_share: float = 1.0
     results_dir: Path = Path("results")
     resume: bool = False
     since: str = ""
@@ -145,10 +144,10 @@ class Selection:
     def may_end_early(self) -> bool:
         return self.stop.ends_cells or self.stop.seconds is not None
 
-    def collectors_of(self, trial_index: int) -> tuple[str, ...]:
-        """Those that the trial of a cell runs with: the first one, and with a share, evenly after it."""
-        begun, next_one = (math.ceil(self.collect_share * number) for number in (trial_index, trial_index + 1))
-        return self.collect if next_one > begun and not self.collect_on_failure else ()
+    @property
+    def collect_first(self) -> tuple[str, ...]:
+        """The collectors that first runs have, not only replays of those that fail."""
+        return () if self.collect_on_failure else self.collect
 
     @property
     def turns(self) -> int | None:
@@ -200,7 +199,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
 
     return Selection(
         **given("mitigations", "steps", "resume", "since", "history", "order", "where", "minimize", "max_trials"),
-        **given("collect", "collect_on_failure", "collect_share"),
+        **given("collect", "collect_on_failure"),
         **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
         **given("depends", "observe", trials=trials, gates=values["gate"]),
         **given(results_dir=values["results-dir"] and Path(values["results-dir"])),
@@ -235,14 +234,14 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
 
 
 def _check_collectors(values: Mapping[str, Any]) -> None:
-    given = [f"--aorta-{name}" for name in ("collect-on-failure", "collect-share") if values[name]]
-    if given and not values["collect"]:
-        raise OptionError(f"{given[0]}: expected --aorta-collect with the names of collectors beside it")
-    if len(given) > 1:
-        raise OptionError(f"{' and '.join(given)}: use one of them; in the first, no trial of the table has collectors")
-    if given and any(text.partition(":")[0] == "divergence" for text in values["collect"]):
+    if not values["collect-on-failure"]:
+        return
+    if not values["collect"]:
+        raise OptionError("--aorta-collect-on-failure: expected --aorta-collect with the names of collectors beside it")
+    if any(text.partition(":")[0] == "divergence" for text in values["collect"]):
         raise OptionError(
-            f"{given[0]}: divergence compares all trials of a cell, which it gives one seed; use --aorta-collect alone"
+            "--aorta-collect-on-failure: divergence compares all trials of a cell, which it gives one seed; use "
+            "--aorta-collect alone"
         )
 
 
@@ -297,6 +296,11 @@ class Plan:
             [spec.trial_id, spec.cell, dict(spec.overlay), to_plain(dict(spec.overrides))] for spec in self.trials
         ]
         return hashlib.sha256(canonical_json(listing).encode()).hexdigest()[:8]
+
+    @property
+    def collectors(self) -> dict[tuple[str, ...], None]:
+        """The sets of collectors that its trials run with."""
+        return dict.fromkeys(spec.collect for spec in self.trials if spec.collect)
 
     @cached_property
     def cells(self) -> dict[str, dict[str, TrialSpec]]:
@@ -360,6 +364,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
                 f"mitigation {key}=... may hold a secret, and names of trials show it; use --aorta-extra-env"
             )
     sets = [list(map(registry.mitigation, names)) for names in selection.mitigations]
+    of_sets = [_collectors_of(mitigations, selection, registry) for mitigations in sets]
     refuse_repeated("workload", [entry.name for entry in entries])
     check_axes(selection.environments, selection.mitigations)
     same: dict[str, str] = {}
@@ -389,6 +394,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
             mitigation_index=mitigation_index,
             trial_index=0,
             overrides=options,
+            collect=of_sets[mitigation_index],
             steps=selection.steps,
             execution=selection.execution,
             limits=selection.limits,
@@ -411,15 +417,28 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     cells = []
     for first in firsts.values():
         indices = range(selection.cell_trials.get(first.cell, selection.trials))
-        collect = selection.collectors_of
         known = 0 if selection.may_end_early or selection.minimize else len(indices)
         of_cell = replace(first, order=how, cell_trials=known)
-        cells.append([replace(of_cell, trial_index=index, collect=collect(index)) for index in indices])
+        cells.append([replace(of_cell, trial_index=index) for index in indices])
     labels = [first.cell for first in firsts.values()]
     for label in selection.cell_trials:
         if label not in labels:
             raise PlanError(f"cell_trials: there is no cell {label!r}, but {', '.join(labels)}")
     return cells
+
+
+def _collectors_of(mitigations: Iterable[Mitigation], selection: Selection, registry: Registry) -> tuple[str, ...]:
+    """Those of ``collect=...`` among the mitigations, else those of ``--aorta-collect``."""
+    from_set = [mitigation.collect for mitigation in mitigations if mitigation.collect is not None]
+    if not from_set:
+        return selection.collect_first
+    if selection.collect:
+        raise PlanError("--aorta-vary collect=... and --aorta-collect: use one of them")
+    from pytest_aorta.collectors.contract import load
+
+    if "divergence" in load(from_set[-1], registry):
+        raise PlanError("--aorta-vary collect=divergence: it compares all trials of a cell; use --aorta-collect")
+    return from_set[-1]
 
 
 def with_axis(sets: Iterable[Sequence[str]], values: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from pytest_aorta.common.cache import cache_folder
 from pytest_aorta.common.texts import INLINE_PREFIX
-from pytest_aorta.settings import OPTION, RequestError
+from pytest_aorta.settings import COLLECT, OPTION, RequestError
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -47,6 +47,7 @@ class Mitigation:
         source_package: ``pytest-aorta``, the name of a distribution, ``sidecar:<file name>``, or ``recipe``.
         read_by: names of the libraries that read the variables, for the user; empty where that is not known.
         options: option of the workload -> value, which is one of JSON.
+        collect: the collectors that trials run with; ``None`` for those that the run asks for.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Mitigation:
     source_package: str
     read_by: str = field(default="", compare=False)
     options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
+    collect: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -353,9 +355,11 @@ def option_value(text: str) -> Any:
 def variable_from(text: str) -> Mitigation | None:
     """The mitigation that ``NAME=VALUE`` is, called so; ``None`` where it is none.
 
-    ``config.NAME=VALUE`` is an option of the workload.
+    ``config.NAME=VALUE`` is an option of the workload, ``collect=numerics+memory`` are collectors, or ``none``.
     """
     name, _, value = text.partition("=")
+    if name == COLLECT and value:
+        return Mitigation(text, {}, "the command line", collect=() if value == "none" else tuple(value.split("+")))
     if _is_option(name) and text.isprintable():
         return Mitigation(text, {}, "the command line", options={name.removeprefix(OPTION): option_value(value)})
     is_one = _VARIABLE.match(name) and _fits_environ(value) and text.isprintable()

@@ -250,9 +250,15 @@ def mitigation_set(value: Any) -> tuple[str, ...]:
 #: How the name of a mitigation begins that is an option of the workload: ``config.lr=0.1``.
 OPTION = "config."
 
+#: What stands for collectors where a variable may stand.
+COLLECT = "collect"
+
 
 def variations(value: Any) -> tuple[tuple[str, ...], ...]:
-    """``NAME=1,2,4``, or ``config.NAME=1,2,4`` for an option of the workload: a mitigation set for each value."""
+    """``NAME=1,2,4``, ``config.NAME=1,2,4`` for an option of the workload, ``collect=none,numerics`` for collectors.
+
+    A mitigation set for each value.
+    """
     key, equals, values = value.partition("=") if isinstance(value, str) else ("", "", "")
     if not equals or not is_variable(key.removeprefix(OPTION), values) or len(found := values.split(",")) < 2:
         raise ValueError("a variable and at least two values for it, such as OMP_NUM_THREADS=1,2,4")
@@ -426,7 +432,6 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("config", key_value, "K=V", "an option of the workload (repeat)", separator=";"),
         Setting("collect", names, "A,B", "collectors, with options: numerics:window=9"),
         Setting("collect-on-failure", switch, "", "run failed trials again at the end, with the collectors"),
-        Setting("collect-share", share, "P", "this share of a cell's trials has collectors: 0.5"),
         Setting("seed", whole, "N", "trial i of every cell gets the same random seeds"),
         Setting(
             "replay",

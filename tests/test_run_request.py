@@ -114,7 +114,6 @@ OF_PYTEST = {
     "units",
     "max-trials",
     "collect-on-failure",
-    "collect-share",
     "since",
 }
 

@@ -332,13 +332,13 @@ class TrialOrder:
 
     @functools.cached_property
     def key(self) -> str:
-        """Cells of one key are prepared once. How they are launched, and how long they may be imported, counts."""
+        """Cells of one key are prepared once. The launch, the time for imports and the collectors count."""
         try:
             key = self.zygote.key
         except EnvironmentUnusable as error:
             key = str(error)  # and the preparation fails with it, on its host
         limit = self.spec.limits.timeout if self.timeout is None else self.timeout
-        return f"{key} {self.spec.execution} {limit}"
+        return f"{key} {self.spec.execution} {limit} {','.join(self.spec.collect)}"
 
 
 class WorkloadInfo(BaseModel):

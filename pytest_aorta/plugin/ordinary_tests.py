@@ -135,7 +135,7 @@ class RunTrial:
         spec = trials_of([entry], selection, run.registry)[0][0]
         watched = () if self.cell is None else self.cell.watched
         watched = tuple(sorted({*spec.watched, *watched}))
-        spec = replace(spec, trial_index=index, watched=watched, order="", collect=selection.collectors_of(index))
+        spec = replace(spec, trial_index=index, watched=watched, order="", collect=selection.collect_first)
         given = [] if steps is None else [f"steps={steps}"]
         given += [*(f"{key}={value}" for key, value in config.items()), *(extra_env or {})]
         return self.carry_out(spec, shortened(", ".join(given)), extra_env or {})[0]

@@ -89,10 +89,12 @@ def check_trials(session: pytest.Session) -> None:
 
     _make_environments(session, plans)
     patience = _PATIENCE if selection.resources.total_slots > 1 else None
+    # With collectors also where trials get them only when they are run again: after hours of trials, a missing tool is
+    # too late.
+    wanted = {selection.collect: None} | {each: None for plan in plans for each in plan.collectors}
     for spec, deadline in specs:
-        # With collectors also where trials get them only when they are run again: after hours of trials, a missing
-        # tool is too late.
-        run.runner.check(replace(spec, collect=selection.collect), deadline, patience)
+        for collect in wanted:
+            run.runner.check(replace(spec, collect=collect), deadline, patience)
     for plan in plans:
         run.runner.store.sort_into_cells(plan.flat_cells)
 

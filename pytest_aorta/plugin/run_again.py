@@ -32,7 +32,7 @@ from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, item_of
 from pytest_aorta.registry import one_line_of
 from pytest_aorta.replay import Replay, ReplayError, find_replays, read_record, spec_of
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.observer import Replayed, replay_effects
+from pytest_aorta.triage.replays import Replayed, replayed_cells
 from pytest_aorta.triage.starts import divergences, facts_of_replay
 from pytest_aorta.trial_runner import TrialRunner
 from pytest_aorta.workspace.atomic import write_json
@@ -204,8 +204,8 @@ def observed_again(run: Run, plans: Iterable[Plan], triage: Triage, table: Table
                 problems.append("failed trials are not run again: the run has ended early")
         except (Exception, KeyboardInterrupt) as error:
             problems.append(f"not all failed trials were run again: {one_line_of(error)}")
-        effects = replay_effects(replayed, triage.cells, triage.settings.speed_margin)
-        return replace(table, warnings=(*table.warnings, *problems)).observed(effects)
+        cells = replayed_cells(replayed, triage.cells)
+        return replace(table, warnings=(*table.warnings, *problems)).with_replays(cells)
     finally:
         again.close()
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Literal
 
 from pytest_aorta.probe.variables import REDACTED
-from pytest_aorta.settings import OPTION
+from pytest_aorta.settings import COLLECT, OPTION
 from pytest_aorta.triage.draws import Start, starts_of
 from pytest_aorta.triage.facts import (
     LOSSES,
@@ -335,7 +335,9 @@ def _effect(cell: CellStatistics, reference: CellStatistics, base: CellKey | Non
             is_same = value != REDACTED and without.get(name) == value
             named: Reason | None = "named by nothing that is loaded" if is_unnamed else None
             reasons[name] = "set to this value already" if is_same else named
-    options = [{each for each in side.overlay if each[0].startswith(OPTION)} for side in (own, theirs)]
+    options = [
+        {each for each in side.overlay if each[0].startswith(OPTION) or each[0] == COLLECT} for side in (own, theirs)
+    ]
     is_equal = (own.watched, own.resolved, options[0]) == (theirs.watched, theirs.resolved, options[1])
     return MitigationEffect(
         cell.mitigations,

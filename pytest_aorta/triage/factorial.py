@@ -22,7 +22,7 @@ from pytest_aorta.triage.draws import independent, starts_p
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.rates import Counts
 
-#: Less than 5 %, for mid-p is on the liberal side: of 750 tables in which nothing acts, 4.1 % say something false with it.
+#: Less than 5 %, for mid-p is on the liberal side: of 750 tables in which nothing acts, 4.1 % say something false.
 _LEVEL = 0.04
 
 #: Parts of the level for variables, and for pairs of them where none acts by itself.

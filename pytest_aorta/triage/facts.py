@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
 from pytest_aorta.probe.variables import REDACTED
-from pytest_aorta.settings import OPTION
+from pytest_aorta.settings import COLLECT, OPTION
 from pytest_aorta.triage.signatures import Signature, bounded, shown, signature_of
 from pytest_aorta.trials.losses import (
     did_not_run,
@@ -175,6 +175,7 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
     overlay = {
         **(request.get("overlay") or {}),
         **{f"{OPTION}{name}": json.dumps(value, sort_keys=True) for name, value in options},
+        COLLECT: "+".join(request.get("collect") or ()),
     }
     resolved = {name: env["env_vars"].get(name) for name in ambient} if saw_variables else {}
     # A redacted value equals no other one, as far as one can see.

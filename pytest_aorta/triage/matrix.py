@@ -70,7 +70,7 @@ def matrix_json(table: Table, state: RunState) -> str:
         "warnings": table.warnings,
         "associations": table.associations.tests,
         **({"divergence": table.divergence} if table.divergence else {}),
-        **({"observer": table.observer} if table.observer else {}),
+        **({"replays": table.replays} if table.replays else {}),
         **({"nodes": table.nodes} if table.nodes else {}),
         **({"factorials": table.factorials} if table.factorials else {}),
     }

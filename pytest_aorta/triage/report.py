@@ -415,8 +415,8 @@ class Report:
 
     def _starts(self) -> list[dict[str, Any]]:
         """What collectors have found, cell by cell, and which cells and trials compute something else."""
-        effects = {effect.key: effect for effect in self.table.observer}
-        texts = {row.cell.key: list(sentences(row.cell, effects.get(row.cell.key))) for row in self.table.rows}
+        replayed = {each.key: each for each in self.table.replays}
+        texts = {row.cell.key: list(sentences(row.cell, replayed.get(row.cell.key))) for row in self.table.rows}
         heats: dict[CellKey, list[Heat]] = {key: [] for key in texts}
         for heat in self.found.bad.values():
             if heat.trial.key in heats:  # a replay may be of a trial that is not here

@@ -22,8 +22,8 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.facts import CellKey, TrialFacts, facts_of
 from pytest_aorta.triage.matrix import EarlierMatrix
-from pytest_aorta.triage.observer import ObserverEffect, Replayed, replay_effects
 from pytest_aorta.triage.reading import RecordedTrial, Results, triage_in_order
+from pytest_aorta.triage.replays import Replayed, ReplayedCell, replayed_cells
 from pytest_aorta.triage.signatures import signature_of
 from pytest_aorta.triage.verdicts import Table, Triage
 from pytest_aorta.workspace.paths import REPLAY
@@ -56,12 +56,10 @@ _EVENTS = {
 
 
 def where_it_starts(table: Table) -> Iterator[str]:
-    """What collectors have found, cell by cell, the most frequent first; what has kept them from it; what they change.
-
-    ``observer`` of the table has what replays of failed trials have found, ``divergence`` which trials differ.
-    """
-    effects = {effect.key: effect for effect in table.observer}
-    said = {row.cell.key: list(sentences(row.cell, effects.get(row.cell.key))) for row in table.rows}
+    """What collectors have found, cell by cell, the most frequent first; what has kept them from it; then which trials
+    differ."""
+    replayed = {each.key: each for each in table.replays}
+    said = {row.cell.key: list(sentences(row.cell, replayed.get(row.cell.key))) for row in table.rows}
     if any(said.values()) or table.divergence:
         yield "where it starts:"
     are_several = len({key.group() for key in said}) > 1
@@ -73,8 +71,9 @@ def where_it_starts(table: Table) -> Iterator[str]:
         first, *others = each["lines"]
         yield f"  {each['workload']} {first}" if are_several else f"  {first}"
         yield from (f"  {line}" for line in others)
-    if not effects and (observed := sum(row.cell.observed for row in table.rows)):
-        how = "" if table.divergence else " (--aorta-collect-share=50% runs half of them without)"
+    observed = sum(row.cell.observed for row in table.rows)
+    if observed and observed == sum(row.cell.total for row in table.rows):
+        how = "" if table.divergence else " (--aorta-vary collect=none,NAME compares them with trials without)"
         yield f"what collectors change is not known: all {counted(observed, 'trial')} ran with them{how}"
 
 
@@ -84,7 +83,7 @@ def facts_of_replay(record: Mapping[str, Any], file: str, rules: Sequence[tuple[
 
 
 def with_replays(table: Table, triage: Triage, results: Path) -> Table:
-    """With the effects in those replays of failed trials that a run has left in ``results``."""
+    """With the replays of failed trials that a run has left in ``results``."""
     first = {
         (facts.key.workload, facts.key.cell, facts.index, facts.started_at): facts
         for cell in triage.cells
@@ -99,24 +98,24 @@ def with_replays(table: Table, triage: Triage, results: Path) -> Table:
         if trial.facts.observed and key in first:
             again = facts_of_replay(trial.record, trial.file, triage.settings.signatures)
             found.setdefault(first[key].key, []).append((first[key], again))
-    return table.observed(replay_effects(found, triage.cells, triage.settings.speed_margin)) if found else table
+    return table.with_replays(replayed_cells(found, triage.cells)) if found else table
 
 
-def sentences(cell: CellStatistics, effect: ObserverEffect | None = None) -> Iterator[str]:
-    """Of a cell: in how many of its trials, or of their replays, collectors have found what; then what they change."""
+def sentences(cell: CellStatistics, replayed: ReplayedCell | None = None) -> Iterator[str]:
+    """Of a cell: in how many of its trials, or of their replays, collectors have found what; how the replays ended."""
     collected: Mapping[str, int] = cell.tally("collected")
     not_collected: Mapping[str, int] = cell.tally("not_collected")
     of = str(cell.observed or cell.total)  # records of others do not say which trials had collectors
-    if effect is not None and effect.of_failed:
-        collected, not_collected = effect.collected, effect.not_collected
-        of = counted(effect.replays, "replay")
+    if replayed is not None:
+        collected, not_collected = replayed.collected, replayed.not_collected
+        of = counted(replayed.replays, "replay")
     for texts, label in ((_by_step(collected), ""), (not_collected, "not collected: ")):
         shown = sorted(texts, key=lambda text: -texts[text])
         for text in shown[:_MOST_FOUND]:
             yield f"{texts[text]} of {of}: {label}{text}"
         if len(shown) > _MOST_FOUND:
             yield f"{counted(len(shown) - _MOST_FOUND, 'other sentence')} in the trial files"
-    yield from [] if effect is None else effect.lines()
+    yield from [] if replayed is None else replayed.lines()
 
 
 def _by_step(texts: Mapping[str, int]) -> dict[str, int]:

@@ -33,8 +33,8 @@ from pytest_aorta.triage.judging import (
     outlasts,
     times,
 )
-from pytest_aorta.triage.observer import ObserverEffect, corrected
 from pytest_aorta.triage.rates import Counts
+from pytest_aorta.triage.replays import ReplayedCell
 from pytest_aorta.triage.rounds import Rounds, is_sooner, round_counts, rounds_of
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.slow_ranks import slow_ranks
@@ -193,7 +193,7 @@ class Table:
     """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them.
 
     ``divergence``: which trials compute something else than others, where the run has looked. ``nodes``: of a sweep.
-    ``observer``: what collectors change, where some trials ran without. ``factorials``: which variables act, of cells
+    ``replays``: of failed trials that were run again with collectors. ``factorials``: which variables act, of cells
     that are all combinations of their values.
     """
 
@@ -203,13 +203,13 @@ class Table:
     associations: Associations = NO_ASSOCIATIONS
     divergence: tuple[Mapping[str, Any], ...] = ()
     nodes: tuple[Node, ...] = ()
-    observer: tuple[ObserverEffect, ...] = ()
+    replays: tuple[ReplayedCell, ...] = ()
     factorials: tuple[Factorial, ...] = ()
 
-    def observed(self, found: Sequence[ObserverEffect]) -> Table:
-        """With what collectors change, and warnings where that is shown."""
-        warnings = (effect.warning for effect in found if effect.changes_rate)
-        return replace(self, observer=(*self.observer, *found), warnings=(*self.warnings, *warnings))
+    def with_replays(self, replays: Sequence[ReplayedCell]) -> Table:
+        """With these replays, and warnings where collectors change the failure rate."""
+        warnings = (each.warning for each in replays if each.changes_rate)
+        return replace(self, replays=tuple(replays), warnings=(*self.warnings, *warnings))
 
     def row(self, key: CellKey) -> Row:
         return next(row for row in self.rows if row.cell.key == key)
@@ -369,7 +369,7 @@ class Triage:
                 by_rounds=lambda: self.rounds().are_shared,
             )
             table = replace(table, factorials=found_factorials)
-        return table.observed(self._observer_effects())
+        return table
 
     def _of_ways(self, ways: Sequence[SignatureVerdict], verdict: Verdict) -> Verdict:
         """The verdict where one way to fail may have taken the place of another, or show because that is gone."""
@@ -381,28 +381,6 @@ class Triage:
         if gone and shown and verdict.kind in ("undecided", "no cure"):
             return Verdict("leaves", of=shown[0])
         return verdict
-
-    def _observer_effects(self) -> list[ObserverEffect]:
-        """Of cells whose trials ran partly with collectors: their two parts, compared as cell and baseline are."""
-        parts = Triage(replace(self.settings, baseline="without", confirm=False, screens=False, by_node=False))
-        keys: dict[CellKey, CellKey] = {}
-        for trials in self.cells:
-            if len({facts.observed for facts in trials.finished if facts.is_counted}) < 2:
-                continue
-            key = trials.key
-            for facts in trials.statistics.finished:
-                side = "with" if facts.observed else "without"
-                part = CellKey(key.workload, side, key.test, f"{key.cell} {key.options}", key.digest)
-                keys[part] = key
-                parts.add(replace(facts, key=part))
-        found = []
-        for row in parts.table().rows if keys else ():
-            if row.comparison is not None:
-                base = parts._cells[replace(row.cell.key, cell="without")].statistics
-                counts = (row.cell.failures, row.cell.counted), (base.failures, base.counted)
-                effect = ObserverEffect(keys[row.cell.key], *counts, row.comparison.p, row.speed or Speed("n/a"))
-                found.append(effect)
-        return corrected(found)
 
     def nodes(self) -> list[Node]:
         """See ``nodes_of``."""
