@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
+from pytest_aorta.search.minimize import Minimize, Minimized, conclusion
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.minimize import Minimized, Search, conclusion
 
 VARIABLES = tuple("ABCDEFGH")
 
@@ -93,13 +93,13 @@ def worlds() -> Iterator[World]:
 def search(world: World, seed: int) -> tuple[Minimized, int]:
     """One search, and how many trials it took."""
     rng = random.Random(f"{world.name} {seed}")
-    found = Search(VARIABLES, most=200, most_in_all=2000)
+    found = Minimize(VARIABLES, most=200, most_in_all=2000)
     steps = found.steps()
     wanted, trials = next(steps), 0
     while True:
         facts = []
         for each in wanted:
-            rate = world.rate(trials) * world.leaves(each.variables or ())
+            rate = world.rate(trials) * world.leaves(each.arm or ())
             facts.append(replace(_FACTS, index=each.index, outcome="failed" if rng.random() < rate else "ok"))
             trials += 1
         try:

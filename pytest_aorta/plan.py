@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_aorta.launch.launch_mode import AS_TYPED, COMMAND_RANKS_TARGET
 from pytest_aorta.probe.variables import has_secret, is_secret_name
 from pytest_aorta.registry import BUILTIN_SOURCE, Environment, Mitigation, Registry, WorkloadEntry, option_value
+from pytest_aorta.search import BisectRequest
 from pytest_aorta.settings import (
     BY_NAME,
     MOST_OF_AUTO,
@@ -138,7 +139,14 @@ class Selection:
     stop: Stop = field(default_factory=Stop)
     gates: tuple[Gate, ...] = ()
     minimize: tuple[str, ...] = ()
+    bisect: BisectRequest | None = None
+    build: str = ""
     max_trials: int = 2000
+
+    @property
+    def searches(self) -> bool:
+        """Whether a search decides which trials run."""
+        return bool(self.minimize) or self.bisect is not None
 
     @property
     def may_end_early(self) -> bool:
@@ -179,8 +187,8 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         raise OptionError(f"aorta_order {values['order']} and --aorta-stop with a time: whole rounds are interleaved")
     trials = values["trials"]
     if trials == "auto":
-        if values["minimize"]:
-            raise OptionError("--aorta-trials auto and pytest-aorta minimize: use a number; a search ends by itself")
+        if values["minimize"] or values["bisect"]:
+            raise OptionError("--aorta-trials auto and a search: use a number; a search ends by itself")
         stop, trials = replace(stop, decided=True, power=True), MOST_OF_AUTO
     if trials is None and stop.seconds is not None:
         workloads = (*(values["workload"] or ()), *(values["command"] or ()))
@@ -198,7 +206,19 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         return {field: value for field, value in found.items() if value is not None}
 
     return Selection(
-        **given("mitigations", "steps", "resume", "since", "history", "order", "where", "minimize", "max_trials"),
+        **given(
+            "mitigations",
+            "steps",
+            "resume",
+            "since",
+            "history",
+            "order",
+            "where",
+            "minimize",
+            "bisect",
+            "build",
+            "max_trials",
+        ),
         **given("collect", "collect_on_failure"),
         **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
         **given("depends", "observe", trials=trials, gates=values["gate"]),
@@ -222,7 +242,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         ),
         triage=TriageSettings(
             **given("baseline", "margin", "speed_margin"),
-            sequential=bool(stop.ends_cells or stop.seconds or values["minimize"]),
+            sequential=bool(stop.ends_cells or stop.seconds or values["minimize"] or values["bisect"]),
             confirm=stop.decided and stop.confirm,
             speed=stop.speed,
             screens=stop.decided and not stop.equivalence,
@@ -246,7 +266,8 @@ def _check_collectors(values: Mapping[str, Any]) -> None:
 
 
 def _check_search(values: dict[str, Any]) -> None:
-    if not values["minimize"]:
+    command = "bisect" if values["bisect"] is not None else "minimize"
+    if not values["minimize"] and values["bisect"] is None:
         return
     for name, why in (
         ("shard", "a search is not divided"),
@@ -254,7 +275,9 @@ def _check_search(values: dict[str, Any]) -> None:
         ("stop", "a search ends by itself"),
     ):
         if values[name]:
-            raise OptionError(f"pytest-aorta minimize and --aorta-{name}: use one of them; {why}")
+            raise OptionError(f"pytest-aorta {command} and --aorta-{name}: use one of them; {why}")
+    if not values["minimize"]:
+        return
     baseline = values["mitigations"] or (("none",),)
     if len(baseline) > 1 or baseline[0] == values["minimize"]:
         given = " and ".join(",".join(names) for names in baseline)
@@ -356,7 +379,10 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
         raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
     of_command = selection.output, selection.execution, selection.depends, selection.observe
     entries = [completed(entry, *of_command) for entry in entries]
-    environments = list(map(registry.environment, selection.environments))
+    environments = [
+        replace(each, build=selection.build) if each.commit else each
+        for each in map(registry.environment, selection.environments)
+    ]
     for name in itertools.chain.from_iterable(selection.mitigations):
         key, equals, value = name.partition("=")
         if equals and (is_secret_name(key) or has_secret(value)):
@@ -378,13 +404,12 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     for place in itertools.product(range(len(environments)), range(len(sets))):
         overlays[place] = {**same, **overlay(environments[place[0]], sets[place[1]], selection.extra_env)}
     watched = tuple(sorted(set().union(*overlays.values())))
-    folder = selection.folder
-    origin = None if folder is None else Origin(None, folder, tuple(filter(None, sys.path)))
     firsts: dict[str, TrialSpec] = {}
     for entry, ((environment_index, mitigation_index), variables) in itertools.product(entries, overlays.items()):
         options = {**entry.options, **selection.config}
         for mitigation in sets[mitigation_index]:
             options |= mitigation.options
+        folder = environments[environment_index].folder or selection.folder
         first = TrialSpec(
             workload=entry,
             environment=environments[environment_index],
@@ -400,7 +425,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
             limits=selection.limits,
             resources=selection.resources,
             watched=watched,
-            origin=origin,
+            origin=None if folder is None else Origin(None, folder, tuple(filter(None, sys.path))),
         )
         other = firsts.setdefault(first.item_name, first)
         if other is not first:
@@ -417,7 +442,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     cells = []
     for first in firsts.values():
         indices = range(selection.cell_trials.get(first.cell, selection.trials))
-        known = 0 if selection.may_end_early or selection.minimize else len(indices)
+        known = 0 if selection.may_end_early or selection.searches else len(indices)
         of_cell = replace(first, order=how, cell_trials=known)
         cells.append([replace(of_cell, trial_index=index) for index in indices])
     labels = [first.cell for first in firsts.values()]

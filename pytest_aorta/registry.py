@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from pytest_aorta.common.cache import cache_folder
-from pytest_aorta.common.texts import INLINE_PREFIX
+from pytest_aorta.common.texts import COMMIT_PREFIX, INLINE_PREFIX
 from pytest_aorta.settings import COLLECT, OPTION, RequestError
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class Environment:
         env: variable -> value, set before those of the mitigations, which therefore win.
         enter: whether trials run in a container of the image, started by this engine, or by the first that is there.
         engine_options: words for the engine, before the image.
+        repository, commit: of a commit: the top of its repository, and its whole hash.
+        build: a command for the shell that makes the working tree of a commit ready, in it.
         source_package: ``pytest-aorta``, the name of a distribution, or ``sidecar:<file name>``.
     """
 
@@ -82,7 +85,18 @@ class Environment:
     env: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
     enter: bool | Engine = False
     engine_options: tuple[str, ...] = ()
+    repository: str | None = None
+    commit: str | None = None
+    build: str = ""
     source_package: str = field(kw_only=True)
+
+    @property
+    def folder(self) -> str | None:
+        """The working directory of trials of a commit, in the user's cache folder; ``None`` for that of pytest."""
+        if self.commit is None:
+            return None
+        key = hashlib.sha256(f"{self.repository}\n{self.commit}\n{self.build}".encode()).hexdigest()[:16]
+        return str(cache_folder() / "commits" / key / "tree")
 
     @property
     def kind(self) -> EnvironmentKind:
@@ -135,6 +149,26 @@ def inline_environment(name: str) -> Environment:
                 known.update(f"{file}\n".encode() + file.read_bytes())
     folder = cache_folder() / "environments" / known.hexdigest()[:16]
     return Environment(name, venv=str(folder), source_package=INLINE)
+
+
+def commit_environment(name: str) -> Environment:
+    """A working tree of a commit, ``commit:REVISION`` or ``commit:REVISION@REPOSITORY``; it need not be there.
+
+    Without a repository, it is that of the working directory.
+    """
+    revision, _, repository = name.removeprefix(COMMIT_PREFIX).partition("@")
+    where = ["git", "-C", repository or ".", "rev-parse"]
+    words = [*where, "--show-toplevel", "--verify", "--end-of-options", f"{revision}^{{commit}}"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise RegistryError(f"environment {name!r}: git cannot be run: {error}") from None
+    if done.returncode != 0:
+        why = " ".join(done.stderr.split()).removeprefix("fatal: ")
+        raise RegistryError(f"environment {name!r}: {why}; expected commit:REVISION, or commit:REVISION@REPOSITORY")
+    top, commit = done.stdout.split("\n")[:2]
+    label = f"{COMMIT_PREFIX}{commit[:10]}" + (f"@{repository}" if repository else "")
+    return Environment(label, repository=top, commit=commit, source_package=INLINE)
 
 
 class RegistryError(RequestError):
@@ -605,10 +639,12 @@ class Registry:
     def environment(self, name: str) -> Environment:
         """The environment; of the plugins, at most the one that offers it is imported.
 
-        ``uv:REQUIREMENT...`` is one with these packages, whatever is registered.
+        ``uv:REQUIREMENT...`` is one with these packages, ``commit:REVISION`` a working tree, whatever is registered.
         """
         if name.startswith(INLINE_PREFIX) and name not in self._offers["environments"]:
             return inline_environment(name)
+        if name.startswith(COMMIT_PREFIX) and name not in self._offers["environments"]:
+            return commit_environment(name)
         found: Environment = self._get("environments", name)
         return found
 

@@ -516,6 +516,10 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting(
             "minimize", mitigation_set, "A,B", "find the smallest part of this set that still fixes", scope="internal"
         ),
+        Setting(
+            "bisect", "search:bisect_request", "JSON", "which of its cells changes the failure rate", scope="internal"
+        ),
+        Setting("build", name, "CMD", "makes the working tree of a commit ready", scope="internal"),
         Setting("max-trials", positive_int, "N", "all trials of a search together", "2000", scope="internal"),
         Setting("units", lines, "NAMES", "only these directories, cells and trials of a recipe", scope="internal"),
         Setting("since", name, "TIME", "keep no trial of a recipe that has begun before", scope="internal"),

@@ -110,6 +110,8 @@ OF_PYTEST = {
     "stop",
     "gate",
     "minimize",
+    "bisect",
+    "build",
     "actions",
     "units",
     "max-trials",

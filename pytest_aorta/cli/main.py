@@ -25,7 +25,11 @@ _COMMANDS = {
     "clean": ("project", "Remove parts of the index of the workspace, all without an option; results stay."),
     "run": ("run", "Run what is left of a recipe here, with pytest."),
     "submit": ("submit", "Submit what is left to run of a recipe as jobs, group by group."),
-    "minimize": ("run", "Find the smallest part of the mitigation set A,B that still fixes, by delta debugging."),
+    "bisect": (
+        "search",
+        "Find the commit, version, value or environment from which on it fails more often, or less.",
+    ),
+    "minimize": ("search", "Find the smallest part of the mitigation set A,B that still fixes, by delta debugging."),
     "jobs": ("submit", "The jobs of a recipe that a scheduler has, or with --all has had."),
     "cancel": (
         "submit",

@@ -1,4 +1,4 @@
-"""What pytest is to run: a recipe, the search for a smaller mitigation set, shards for CI, a converted sweep."""
+"""What pytest is to run: a recipe, shards for CI, a converted sweep."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pytest_aorta.common.texts import utc_now
 from pytest_aorta.settings import BY_NAME, RequestError
 
 
-class _BeforePytest(click.Command):
+class BeforePytest(click.Command):
     """What follows ``--`` is for pytest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -39,16 +39,14 @@ class _BeforePytest(click.Command):
         return super().parse_args(ctx, args)
 
 
-def _run_pytest(arguments: list[str], settings: Mapping[str, str | None]) -> None:
+def run_pytest(arguments: list[str], settings: Mapping[str, str | None]) -> None:
     import pytest
 
     words = [f"{BY_NAME[name].hidden}={text}" for name, text in settings.items() if text is not None]
     raise click.exceptions.Exit(int(pytest.main([*words, *arguments])))
 
 
-@click.command(
-    "run", cls=_BeforePytest, options_metavar="[OPTIONS]", epilog="Options of pytest follow --: run -- -x -s"
-)
+@click.command("run", cls=BeforePytest, options_metavar="[OPTIONS]", epilog="Options of pytest follow --: run -- -x -s")
 @names_argument("[DIRECTORY | CELL | TRIAL | -]...")
 @action_option("Of these actions; * and ? are wildcards.")
 @click.option("--new", is_flag=True, help="A new run of trials that are completed; the earlier ones go to the history.")
@@ -78,16 +76,7 @@ def run(
     words = [str(checked.file), "-rs", *(f"--aorta-where={each.text}" for each in where)]
     words += [f"--aorta-registry-file={Path(file).absolute()}" for file in files]
     units = None if only is None else "\n".join(sorted(only))
-    _run_pytest([*words, *(arguments or ())], {"actions": action, "units": units, "since": utc_now() if new else None})
-
-
-@click.command("minimize", context_settings={"ignore_unknown_options": True})
-@click.argument("mitigations", metavar="A,B")
-@click.option("--max-trials", metavar="N", help=f"All trials together (default {BY_NAME['max-trials'].default}).")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF PYTEST]...")
-def minimize(mitigations: str, max_trials: str | None, arguments: tuple[str, ...]) -> None:
-    """pytest runs the trials: pytest-aorta minimize four --aorta-workload gemm. The baseline is --aorta-mitigations."""
-    _run_pytest(list(arguments), {"minimize": mitigations, "max-trials": max_trials})
+    run_pytest([*words, *(arguments or ())], {"actions": action, "units": units, "since": utc_now() if new else None})
 
 
 @click.command("ci-matrix")

@@ -233,9 +233,14 @@ def duration_text(seconds: float) -> str:
 #: Beginning of the name of an environment that is given by its packages.
 INLINE_PREFIX = "uv:"
 
+#: And one that is a commit of a git repository, in a working tree of its own.
+COMMIT_PREFIX = "commit:"
+
 
 def environment_label(name: str) -> str:
     """The name of an environment in those of cells: ``numpy==1.26+scipy`` of ``uv:numpy==1.26 scipy``."""
+    if name.startswith(COMMIT_PREFIX):
+        return f"commit-{name.removeprefix(COMMIT_PREFIX).partition('@')[0]}"
     if not name.startswith(INLINE_PREFIX):
         return name
     return "+".join(os.path.basename(word.rstrip("/")) for word in name.removeprefix(INLINE_PREFIX).split())

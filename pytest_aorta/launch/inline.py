@@ -1,4 +1,4 @@
-"""Environments that are given by what is installed in them: made once, and kept in the user's cache folder."""
+"""Environments that are given by what is in them, packages or a commit: made once, kept in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from pytest_aorta.registry import INLINE, Environment, requirements_of
 #: Seconds that an installation may take.
 _LONGEST = 3600.0
 
+#: Working trees of commits that are kept: those that were used last.
+_TREES = 128
+
 #: Variables of this process that would lead an installation elsewhere.
 _NOT_PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TARGET", "PIP_PREFIX")
 
@@ -33,9 +36,12 @@ def is_made(environment: Environment) -> bool:
 def make(environment: Environment) -> str:
     """Make an inline environment, unless it is there; why that failed, else empty. Others are left as they are.
 
-    By ``uv``, where it is on ``PATH``, else by ``venv`` and ``pip``. Processes and threads wait for each other.
+    Packages by ``uv``, where it is on ``PATH``, else by ``venv`` and ``pip``; commits by ``git clone --shared``, which
+    leaves their repository as it is. Processes and threads wait for each other.
     """
     if is_made(environment):
+        if environment.commit is not None:
+            os.utime(_complete(environment))
         return ""
     folder = _complete(environment).parent
     with _lock:
@@ -45,7 +51,7 @@ def make(environment: Environment) -> str:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with folder.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                problem = "" if is_made(environment) else _install(folder, requirements_of(environment.name))
+                problem = "" if is_made(environment) else _fill(folder, environment)
         except (OSError, subprocess.SubprocessError) as error:
             problem = f"cannot be made: {error}"
         if problem:
@@ -56,11 +62,30 @@ def make(environment: Environment) -> str:
 
 def _complete(environment: Environment) -> Path:
     """The file that says that an environment is complete."""
-    return Path(environment.venv or "") / "complete"
+    return Path(environment.venv or os.path.dirname(environment.folder or "")) / "complete"
+
+
+def _fill(folder: Path, environment: Environment) -> str:
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+    if environment.commit is None:
+        return _install(folder, requirements_of(environment.name))
+    folder.mkdir()
+    tree, repository = str(environment.folder), str(environment.repository)
+    steps = [
+        ["git", "clone", "--quiet", "--shared", "--no-checkout", repository, tree],
+        ["git", "-C", tree, "checkout", "--quiet", "--detach", environment.commit],
+        *([["sh", "-c", f'cd "$0" && {environment.build}', tree]] if environment.build else []),
+    ]
+    problem = _run_steps(steps, folder.with_suffix(".log"))
+    if not problem:
+        (folder / "complete").touch()
+        others = sorted(folder.parent.glob("*/complete"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in others[_TREES:]:
+            shutil.rmtree(path.parent, ignore_errors=True)
+    return problem
 
 
 def _install(folder: Path, requirements: list[str]) -> str:
-    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
     python, uv = str(folder / "bin" / "python"), shutil.which("uv")
     steps = [[sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", *requirements]]
     if uv is not None:
@@ -68,8 +93,15 @@ def _install(folder: Path, requirements: list[str]) -> str:
             [uv, "venv", "--python", sys.executable, str(folder)],
             [uv, "pip", "install", "--python", python, *requirements],
         ]
+    problem = _run_steps(steps, folder.with_suffix(".log"))
+    if not problem:
+        (folder / "complete").touch()
+    return problem
+
+
+def _run_steps(steps: list[list[str]], log: Path) -> str:
+    """Why one of these commands has failed, else empty."""
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-    log = folder.with_suffix(".log")
     with log.open("wb") as output:
         for words in steps:
             done = subprocess.run(
@@ -83,8 +115,8 @@ def _install(folder: Path, requirements: list[str]) -> str:
             )
             if done.returncode != 0:
                 why = one_line(_reason_in(read_tail(log, 4000)))
-                return f"{' '.join(words)!r} ended with exit code {done.returncode}: {why}; see {log}"
-    (folder / "complete").touch()
+                said = words[2].partition("&& ")[2] if words[0] == "sh" else " ".join(words)
+                return f"{said!r} ended with exit code {done.returncode}: {why}; see {log}"
     return ""
 
 

@@ -136,12 +136,12 @@ def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list
             f"--count {count} of pytest-repeat repeats test functions, and trials are none; "
             f"for {count} trials of every cell: --aorta-trials {count}"
         )
-    if not run.selection.minimize:
+    if not run.selection.searches:
         return [*items_of(run, plan, module_of)]
-    from pytest_aorta.plugin.minimize import minimize_items
+    from pytest_aorta.plugin.search import search_items
 
     try:
-        return list(minimize_items(plan, run, module_of))
+        return list(search_items(plan, run, module_of))
     except PlanError as error:
         raise collector.CollectError(str(error)) from None
 

@@ -4,6 +4,7 @@ those that have failed alike are shown once or twice, and then counted."""
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shlex
 from collections.abc import Collection, Iterable, Mapping
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 #: Not repeated: the item has a result now, and a report is one of all trials.
 _OF_THE_RUN = ("resume", "report", "shard", "where")
 
+#: They make the positions of a bisection, which its own options say in short.
+_AXES = ("environment", "vary")
+
 #: Options of pytest and pytest-timeout that a trial depends on, by where their values are.
 _OF_OTHERS = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o", "timeout": "--timeout"}
 
@@ -48,8 +52,10 @@ def rerun_line(item: pytest.Item) -> str:
     It has the options that shape the plan and its deadlines. Values of variables are left out: they may be secrets.
     """
     config, given = item.config, []
+    bisected = getattr(config.option, "aorta_bisect", None)
+    is_bisection = bisected is not None
     for option in SETTINGS:
-        if option.name in _OF_THE_RUN or option.scope != "option":
+        if option.name in _OF_THE_RUN or option.scope != "option" or (is_bisection and option.name in _AXES):
             continue
         for value in _given(config, option.ini):
             given.append(option.flag)
@@ -72,6 +78,8 @@ def rerun_line(item: pytest.Item) -> str:
         nodeid = f"{os.path.relpath(top / path, here)}{separator}{names}"
     searched = getattr(config.option, "aorta_minimize", None)
     words = ["pytest"] if searched is None else ["pytest-aorta", "minimize", searched]
+    if bisected is not None:
+        words = ["pytest-aorta", "bisect", *shlex.split(json.loads(bisected)["axis"])]
     for word in (*given, nodeid):
         if word.startswith("@"):  # for pytest, a word that begins so is a file of arguments
             words[-1] += f"={word}"

@@ -27,7 +27,7 @@ def next_steps(run: Run, table: Table, stopped: str | None) -> Iterator[str]:
     results = _shown(run, run.results)
     report = f"the evidence in one page: pytest-aorta report {shlex.quote(results)}"
     rows = [row for row in table.rows if row.cell.total]
-    if run.replays or run.expects_failures or run.selection.minimize or not rows:
+    if run.replays or run.expects_failures or run.selection.searches or not rows:
         return
     is_line = run.action is None and run.chosen is not None and not run.selection.shard  # else a file has the numbers
     if stopped is not None and is_line:

@@ -87,7 +87,8 @@ def check_trials(session: pytest.Session) -> None:
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
     import pytest_aorta.plugin.writer  # noqa: F401
 
-    _make_environments(session, plans)
+    if selection.bisect is None:  # which needs few of them
+        _make_environments(session, plans)
     patience = _PATIENCE if selection.resources.total_slots > 1 else None
     # With collectors also where trials get them only when they are run again: after hours of trials, a missing tool is
     # too late.
@@ -179,7 +180,8 @@ def _check_plans(session: pytest.Session, selection: Selection, plans: Sequence[
     for target in dict.fromkeys([target for target, _ in cells]) if names else ():
         check_names(target, names)
     for spec in cells.values() if selection.commands and not selection.resources.hosts else ():
-        elsewhere = spec.environment.docker or spec.environment.venv or spec.environment.launcher
+        where = spec.environment
+        elsewhere = where.docker or where.venv or where.launcher or where.commit
         command = spec.workload.options.get("command")
         if elsewhere or not isinstance(command, str):
             continue

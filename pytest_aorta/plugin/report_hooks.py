@@ -251,7 +251,7 @@ class ReportHooks:
             for line in writer.next_steps():
                 terminalreporter.write_line(printable(line))
         if notes := self._writer_of().notes:
-            terminalreporter.write_sep("=", "minimize")
+            terminalreporter.write_sep("=", "search")
             for line in notes:
                 terminalreporter.write_line(printable(line))
         if self._gates:

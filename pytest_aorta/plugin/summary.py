@@ -142,7 +142,9 @@ class Summary:
             return
         run = self._run
         terminal.write_sep("=", "trials" if run.action is None else f"trials of {run.action}")
-        for pieces in table_lines(table, max(_NARROWEST, shutil.get_terminal_size().columns)):
+        # A bisection has a table of its own, of positions.
+        pieces_of_lines = table_lines(table, max(_NARROWEST, shutil.get_terminal_size().columns))
+        for pieces in pieces_of_lines if run.selection.bisect is None else ():
             for piece in pieces:
                 terminal.write(piece.text, **{piece.colour: True} if piece.colour else {})
             terminal.write_line("")

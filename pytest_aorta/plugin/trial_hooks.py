@@ -56,10 +56,11 @@ def select(config: pytest.Config) -> None:
         elif selection.workloads or selection.commands:
             from pytest_aorta.plugin.collection import choose
 
-            if selection.minimize:
-                from pytest_aorta.plugin.minimize import name_of, wholes_of
+            if selection.searches:
+                from pytest_aorta.plugin.search import search_name, searches_of
 
-                choose(config, run, {name_of(spec): spec for spec in wholes_of(run.plan, selection)})
+                named = {search_name(spec, selection): spec for spec in searches_of(run.plan, selection)}
+                choose(config, run, named)
             else:
                 choose(config, run, {spec.item_name: spec for spec in run.plan.trials})
         elif not is_worker(config):
@@ -229,12 +230,12 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """pytest-timeout's limit becomes the trial's deadline; its own timer would end pytest instead."""
-    from pytest_aorta.plugin.minimize import MinimizeItem
+    from pytest_aorta.plugin.search import SearchItem
     from pytest_aorta.plugin.trial_item import TrialItem
 
     if isinstance(item, TrialItem) and item.spec.workload.target == TEST_TARGET:
         return True  # there is one inside
-    if isinstance(item, MinimizeItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
+    if isinstance(item, SearchItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
         item.stash[TIMEOUT] = settings.timeout
         return True
     return None

@@ -123,6 +123,9 @@ class RequestedEnvironment(_Record):
     launcher: list[str] = Field(default_factory=list)
     enter: bool | Engine = False
     engine_options: list[str] = Field(default_factory=list)
+    repository: str | None = None
+    commit: str | None = None
+    build: str = ""
     source_package: str
 
 

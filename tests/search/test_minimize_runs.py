@@ -41,7 +41,7 @@ def test_what_is_needed_is_found_and_every_trial_has_its_file(flaky: Stage) -> N
     assert done.ret == 0
     done.stdout.fnmatch_lines(
         [
-            "*= minimize =*",
+            "*= search =*",
             "flaky: of 4 variables of four, V2 is needed",
             "variables * failed * baseline * p * level",
             "four * 0 of 6 * 6 of 6 * acts",

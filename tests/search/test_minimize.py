@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.triage_facts import trials
 
+from pytest_aorta.search import Wanted
+from pytest_aorta.search.minimize import Minimize, Minimized, Needed, conclusion, report
 from pytest_aorta.triage.facts import Outcome
-from pytest_aorta.triage.minimize import Minimized, Needed, Search, Wanted, conclusion, report
 
 #: Of a trial with these variables, none for the baseline, and this index.
 Act = Callable[[tuple[str, ...], int], Outcome]
@@ -22,17 +23,17 @@ EIGHT = tuple("ABCDEFGH")
 
 
 def searched(act: Act, *, variables: tuple[str, ...] = EIGHT, most: int = 60, most_in_all: int = 2000) -> Minimized:
-    return run(Search(variables, most, most_in_all), act)[0]
+    return run(Minimize(variables, most, most_in_all), act)[0]
 
 
-def run(search: Search, act: Act) -> tuple[Minimized, list[Wanted]]:
+def run(search: Minimize, act: Act) -> tuple[Minimized, list[Wanted]]:
     """The result, and all trials in order."""
     steps = search.steps()
     asked: list[Wanted] = []
     wanted = next(steps)
     while True:
         asked += wanted
-        facts = [replace(FACTS, index=one.index, outcome=act(one.variables or (), one.index)) for one in wanted]
+        facts = [replace(FACTS, index=one.index, outcome=act(one.arm or (), one.index)) for one in wanted]
         try:
             wanted = steps.send(facts)
         except StopIteration:
@@ -53,17 +54,17 @@ def by_chance(rate: float, residual: float, *needed: str, seed: int = 1) -> Act:
 
 
 def test_the_one_variable_that_acts_is_left() -> None:
-    found, asked = run(Search(EIGHT, 60, 2000), fixed_by("F"))
+    found, asked = run(Minimize(EIGHT, 60, 2000), fixed_by("F"))
     assert found.left == ("F",)
     assert found.is_complete
     assert len(asked) == len(set(asked)) < 100
     assert all(each.p <= each.level for each in found.tried if each.answer == "acts")
     assert conclusion(found, "eight") == (True, "of 8 variables of eight, F is needed")
     # In the end it runs alone, until it is seen to fail rarely. Each part has fresh trials of the baseline, by turns.
-    while asked[-2].variables == ("F",):
+    while asked[-2].arm == ("F",):
         asked.pop()
-    assert [one.variables is None for one in asked] == [number % 2 == 0 for number in range(len(asked))]
-    assert [one.index for one in asked if one.variables is None] == list(range(len(asked) // 2))
+    assert [one.arm is None for one in asked] == [number % 2 == 0 for number in range(len(asked))]
+    assert [one.index for one in asked if one.arm is None] == list(range(len(asked) // 2))
 
 
 def test_the_report_says_what_was_tried_and_how_sure_it_is() -> None:
@@ -131,7 +132,7 @@ def test_a_set_that_does_nothing_is_not_tried_to_the_end() -> None:
 
 
 def test_the_number_of_all_trials_is_bounded_and_what_is_known_is_said() -> None:
-    found, asked = run(Search(EIGHT, 60, 40), fixed_by("F"))
+    found, asked = run(Minimize(EIGHT, 60, 40), fixed_by("F"))
     assert 40 <= len(asked) <= 41
     success, sentence = conclusion(found, "eight")
     assert not success
@@ -166,7 +167,7 @@ def test_what_is_not_decided_is_no_success() -> None:
 
 
 def test_trials_side_by_side_find_the_same_with_a_few_more_trials() -> None:
-    one, three = (run(Search(EIGHT, 60, 2000, at_once), fixed_by("F")) for at_once in (1, 6))
+    one, three = (run(Minimize(EIGHT, 60, 2000, at_once), fixed_by("F")) for at_once in (1, 6))
     assert one[0].left == three[0].left
     assert len(one[1]) <= len(three[1]) < 2 * len(one[1])
 

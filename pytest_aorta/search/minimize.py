@@ -10,6 +10,7 @@ from typing import Literal
 from scipy.special import betaln
 
 from pytest_aorta.common.texts import counted
+from pytest_aorta.search import Steps, Wanted
 from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.decisions import NOT_RUN
 from pytest_aorta.triage.facts import TrialFacts, judged_together
@@ -63,14 +64,6 @@ _GONE = 1e-6
 _EARLIER = 2.0
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """One trial: of these variables (``None`` for the baseline), with this index."""
-
-    variables: tuple[str, ...] | None
-    index: int
-
-
 @dataclass
 class Tried:
     """What was found out of some of the variables; ``level`` is the share of that of the whole search.
@@ -117,7 +110,7 @@ class Minimized:
         return next(each for each in reversed(self.tried) if each.variables == self.left)
 
 
-class Search:
+class Minimize:
     """The search for the smallest part of a set of variables that still acts.
 
     First the whole set has to fail less often than the baseline; then ``Needed`` proposes parts. The trials of each
@@ -139,10 +132,14 @@ class Search:
         most: trials of each part.
         most_in_all: trials, with those of the baseline.
         at_once: how many trials may run side by side.
+        name: of the set, for sentences.
     """
 
-    def __init__(self, variables: Sequence[str], most: int, most_in_all: int, at_once: int = 1) -> None:
+    def __init__(
+        self, variables: Sequence[str], most: int, most_in_all: int, at_once: int = 1, *, name: str = "the set"
+    ) -> None:
         self.found = Minimized(tuple(variables))
+        self._name = name
         self._most, self._most_in_all, self._at_once = most, most_in_all, at_once
         self._started = 0
         self._next_index: dict[tuple[str, ...] | None, int] = {}
@@ -151,7 +148,13 @@ class Search:
         #: What was seen to act.
         self._acting: list[Tried] = []
 
-    def steps(self) -> Generator[list[Wanted], list[TrialFacts], None]:
+    def conclusion(self) -> tuple[bool, str]:
+        return conclusion(self.found, self._name)
+
+    def report(self) -> list[str]:
+        return list(report(self.found, self._name))
+
+    def steps(self) -> Steps:
         """Yields the trials that are wanted next, is sent what became of them, in that order."""
         found = self.found
         whole = yield from self._try(found.variables)
@@ -282,8 +285,8 @@ class Search:
             while not wanted or len(wanted) < self._at_once:
                 wanted += self._wanted((None, variables) if len(own) < self._most else (None,))
             for one, facts in zip(wanted, (yield wanted), strict=True):
-                (base if one.variables is None else own).append(facts)
-                if one.variables is None and facts.is_counted:
+                (base if one.arm is None else own).append(facts)
+                if one.arm is None and facts.is_counted:
                     self._baseline.append(facts.is_failure)
 
     def _answer(self, tried: Tried, test: SequentialTest) -> Answer:

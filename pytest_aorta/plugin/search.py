@@ -1,15 +1,15 @@
-"""``pytest-aorta minimize``: one item per workload and environment, which runs the trials of a search."""
+"""``pytest-aorta minimize`` and ``bisect``: one item per search, which runs the trials that the search asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.texts import identifier
+from pytest_aorta.common.texts import environment_label, identifier
 from pytest_aorta.plan import Plan, PlanError, Selection, check_variables, overlay
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.failures import TrialFailed
@@ -17,8 +17,11 @@ from pytest_aorta.plugin.ordinary_tests import in_a_process
 from pytest_aorta.plugin.run import PAYLOAD, ReportPayload, Run, reason_of, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, use_fixtures
 from pytest_aorta.registry import Mitigation
+from pytest_aorta.search import Search, Wanted
+from pytest_aorta.search.bisect import Bisect
+from pytest_aorta.search.minimize import Minimize
 from pytest_aorta.triage.facts import TrialFacts, facts_of
-from pytest_aorta.triage.minimize import Search, Wanted, conclusion, report
+from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ class Subsets:
 
     def spec(self, wanted: Wanted) -> TrialSpec:
         """A trial of the baseline, of the whole set, or of a part: ``eight.OMP_NUM_THREADS+eight.MKL_NUM_THREADS``."""
-        variables = wanted.variables
+        variables = wanted.arm
         if variables is None:
             return replace(self._baseline, trial_index=wanted.index)
         if variables == self.variables:
@@ -59,34 +62,37 @@ class Subsets:
         )
 
 
-class MinimizeItem(GeneratedFunction):
-    subsets: Subsets
-    set_name: str
+class SearchItem(GeneratedFunction):
+    """One search. ``spec``: a trial of it; ``spec_of``: the trial that the search wants."""
+
+    search: Search
     spec: TrialSpec
+    spec_of: Callable[[Wanted], TrialSpec]
 
     def runtest(self) -> None:
         """Run the trials that the search asks for, and report each wave as it ends: all may take hours."""
         __tracebackhide__ = True
         run = run_of(self.config)
-        selection = run.selection
         self.stash[PAYLOAD] = ReportPayload()
         extra_env: Any = self.funcargs["aorta_extra_env"]
         try:
             check_variables("the fixture aorta_extra_env", extra_env)
         except PlanError as error:
             raise TrialFailed(str(error)) from None
-        search = Search(self.subsets.variables, selection.trials, selection.max_trials, selection.resources.total_slots)
-        steps = search.steps()
-        wanted = next(steps)
+        steps = self.search.steps()
+        facts: list[TrialFacts] | None = None
         while True:
-            facts = self._run(run, [self.subsets.spec(one) for one in wanted], extra_env)
             try:
-                wanted = steps.send(facts)
+                wanted = next(steps) if facts is None else steps.send(facts)
             except StopIteration:
                 break
-        lines = list(report(search.found, self.set_name))
+            facts = self._run(run, [self.spec_of(one) for one in wanted], extra_env)
+        lines = self.search.report()
+        if isinstance(self.search, Bisect):
+            file = run.results / f"bisect-{identifier(self.spec.workload.name)}.json"
+            write_json(file, self.search.result.to_json())
         self.stash[PAYLOAD].notes = [f"{self.spec.workload.name}: {lines[0]}", *lines[1:]]
-        success, sentence = conclusion(search.found, self.set_name)
+        success, sentence = self.search.conclusion()
         if not success:
             raise TrialFailed(sentence)
 
@@ -126,35 +132,78 @@ class MinimizeItem(GeneratedFunction):
         return *self.parent.location_of(self.spec), self.name
 
 
-def name_of(spec: TrialSpec) -> str:
+def search_name(spec: TrialSpec, selection: Selection) -> str:
+    """Of the item: ``gemm[local-minimize-A+B]``; a bisection has all environments, and the first one's name."""
+    what = "bisect" if selection.bisect is not None else "minimize"
     names = "+".join(identifier(name) for name in spec.mitigations)
-    return f"{identifier(spec.workload.name)}[{identifier(spec.environment.name)}-minimize-{names}]"
+    return f"{identifier(spec.workload.name)}[{identifier(spec.environment.name)}-{what}-{names}]"
 
 
-def wholes_of(plan: Plan, selection: Selection) -> list[TrialSpec]:
+def searches_of(plan: Plan, selection: Selection) -> list[TrialSpec]:
+    """A trial for each search: of a bisection the first of a workload, else of each whole set."""
+    if selection.bisect is not None:
+        return [next(iter(cells.values())) for cells in plan.cells.values()]
     return [spec for spec in plan.trials if spec.mitigations == selection.minimize and spec.trial_index == 0]
 
 
-def minimize_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[MinimizeItem]:
-    """The items of a plan that has two cells per workload and environment: baseline and whole set."""
-    baselines = {
-        (spec.workload.name, spec.environment.name): spec
-        for spec in plan.trials
-        if spec.mitigations != run.selection.minimize and spec.trial_index == 0
-    }
-    mitigations = [run.registry.mitigation(name) for name in run.selection.minimize]
-    sibling: MinimizeItem | None = None
-    name = ",".join(run.selection.minimize)
-    for whole in wholes_of(plan, run.selection):
-        baseline = baselines[whole.workload.name, whole.environment.name]
-        subsets = Subsets(baseline, whole, mitigations)
-        if missing := sorted(set(baseline.overlay) - set(whole.overlay)):
-            raise PlanError(
-                f"minimize {name}: the baseline {','.join(baseline.mitigations)} sets {missing[0]}, which it "
-                "does not set; expected a baseline whose variables are all in the set, such as none"
-            )
-        if not subsets.variables:
-            raise PlanError(f"minimize {name}: it has no variable with another value than in the baseline")
-        sibling = MinimizeItem.of(module_of(whole), name_of(whole), use_fixtures, sibling)
-        sibling.subsets, sibling.spec, sibling.set_name = subsets, whole, name
+def search_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[SearchItem]:
+    """The items of a plan whose cells are the positions of a bisection, or baseline and whole set."""
+    sibling: SearchItem | None = None
+    for spec in searches_of(plan, run.selection):
+        search, spec_of = (_bisection if run.selection.bisect is not None else _minimization)(plan, run, spec)
+        name = search_name(spec, run.selection)
+        sibling = SearchItem.of(module_of(spec), name, use_fixtures, sibling)
+        sibling.search, sibling.spec, sibling.spec_of = search, spec, spec_of
         yield sibling
+
+
+def _bisection(plan: Plan, run: Run, first: TrialSpec) -> tuple[Search, Callable[[Wanted], TrialSpec]]:
+    selection = run.selection
+    request = selection.bisect
+    assert request is not None
+    cells = list(plan.cells[first.workload.name].values())
+    cells.sort(key=lambda spec: (spec.environment_index, spec.mitigation_index))
+    if len(cells) < 2:
+        raise PlanError(f"bisect {request.axis}: expected at least two positions, not {len(cells)}")
+    specs = [replace(spec, execution=in_a_process(spec.execution)) for spec in cells]
+    are_several = len({each.environment for each in cells}) > 1
+    named = [environment_label(spec.environment.name).removeprefix("commit-") * are_several for spec in cells]
+    names = [
+        " ".join(filter(None, (environment, *(name for name in spec.mitigations if name != "none"), title)))
+        for spec, environment, title in zip(cells, named, request.titles or [""] * len(cells), strict=True)
+    ]
+    search = Bisect(
+        names,
+        selection.max_trials,
+        selection.resources.total_slots,
+        confidence=request.confidence,
+        weights=request.weights or None,
+        signature=request.signature,
+    )
+
+    def spec_of(wanted: Wanted) -> TrialSpec:
+        assert isinstance(wanted.arm, int)
+        return replace(specs[wanted.arm], trial_index=wanted.index)
+
+    return search, spec_of
+
+
+def _minimization(plan: Plan, run: Run, whole: TrialSpec) -> tuple[Search, Callable[[Wanted], TrialSpec]]:
+    selection = run.selection
+    baseline = next(
+        spec
+        for spec in plan.trials
+        if (spec.workload.name, spec.environment.name) == (whole.workload.name, whole.environment.name)
+        and spec.mitigations != selection.minimize
+    )
+    name = ",".join(selection.minimize)
+    subsets = Subsets(baseline, whole, [run.registry.mitigation(each) for each in selection.minimize])
+    if missing := sorted(set(baseline.overlay) - set(whole.overlay)):
+        raise PlanError(
+            f"minimize {name}: the baseline {','.join(baseline.mitigations)} sets {missing[0]}, which it "
+            "does not set; expected a baseline whose variables are all in the set, such as none"
+        )
+    if not subsets.variables:
+        raise PlanError(f"minimize {name}: it has no variable with another value than in the baseline")
+    slots = selection.resources.total_slots
+    return Minimize(subsets.variables, selection.trials, selection.max_trials, slots, name=name), subsets.spec

@@ -1,0 +1,110 @@
+"""How often ``pytest-aorta bisect`` is right, and after how many trials: ``python -m benchmarks.simulate_search``.
+
+Each search is in a world whose change and rates are known, and neither is told to it. Beside it, where it is
+installed, ``git_bayesect`` on the same worlds, until its distribution is as sure. ``--searches N`` of each world
+(default 1,000: about an hour); the first trials only, without the pairs that confirm a change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytest_aorta.search.posterior import ChangePoint
+
+#: The failure rate of a position.
+Rate = Callable[[int], float]
+
+#: The change that was named (``None`` for none, or for no change), and after how many trials.
+Answer = tuple[int | None, int]
+
+WORLDS = [(number, before, after) for number in (8, 64, 512) for before, after in ((0, 1), (0, 0.3), (0.1, 0.5))]
+WORLDS += [(8, 0.4, 0.5), (64, 0.4, 0.5)]
+
+#: Of one search.
+_MOST = 20_000
+
+
+def ours(positions: int, rate: Rate, generator: np.random.Generator, confidence: float, most: int = _MOST) -> Answer:
+    points = ChangePoint(positions)
+    for number in range(most):
+        chances = points.distribution()
+        if chances.max() >= confidence:
+            best = int(np.argmax(chances))
+            return (None if best == positions else best), number
+        position = points.choose()
+        points.learn(position, generator.random() < rate(position))
+    return None, most
+
+
+def bayesect(positions: int, rate: Rate, generator: np.random.Generator, confidence: float) -> Answer:
+    """Its positions count from the newest."""
+    from git_bayesect import Bisector  # type: ignore[import-not-found]
+
+    search = Bisector(np.ones(positions))
+    for number in range(_MOST):
+        if search.distribution.max() >= confidence:
+            return positions - 1 - int(np.argmax(search.distribution)), number
+        position = search.select()
+        search.record(position, bool(generator.random() < rate(positions - 1 - position)))
+    return None, _MOST
+
+
+@dataclass
+class Tally:
+    searches: int = 0
+    answers: int = 0
+    right: int = 0
+    trials: int = 0
+
+    def add(self, answer: Answer, change: int) -> None:
+        self.searches += 1
+        self.answers += answer[0] is not None
+        self.right += answer[0] == change
+        self.trials += answer[1]
+
+    @property
+    def text(self) -> str:
+        return f"{self.right / max(1, self.answers):6.1%} of {self.answers:>4}  {self.trials / self.searches:8.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--searches", type=int, default=1000)
+    parser.add_argument("--confidence", type=float, default=0.95)
+    given = parser.parse_args()
+    methods: dict[str, Callable[[int, Rate, np.random.Generator, float], Answer]] = {"pytest-aorta": ours}
+    if importlib.util.find_spec("git_bayesect"):
+        methods["git_bayesect"] = bayesect
+    print("positions  rates        " + "   ".join(f"{name}: right, trials" for name in methods))
+    for positions, before, after in WORLDS:
+        tallies = {name: Tally() for name in methods}
+        for name, method in methods.items():
+            generator = np.random.default_rng(1)
+            for _ in range(given.searches if positions < 512 else given.searches // 4):
+                change = int(generator.integers(1, positions))
+
+                def rate(position: int, change: int = change, low: float = before, high: float = after) -> float:
+                    return high if position >= change else low
+
+                tallies[name].add(method(positions, rate, generator, given.confidence), change)
+        texts = "   ".join(tally.text for tally in tallies.values())
+        ratio = ""
+        if len(tallies) > 1:
+            one, other = (tally.trials for tally in tallies.values())
+            ratio = f"   ratio {one / other:.2f}"
+        print(f"{positions:>9}  {before:>4} -> {after:<4} {texts}{ratio}", flush=True)
+    for flat in (0.05, 0.3, 0.6):
+        generator, named = np.random.default_rng(2), 0
+        for _ in range(200):
+            answer, _ = ours(64, lambda _, rate=flat: rate, generator, given.confidence, 400)  # type: ignore[misc]
+            named += answer is not None
+        print(f"       64  {flat} all over, 400 trials: a change is named in {named / 200:.1%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

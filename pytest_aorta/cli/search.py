@@ -1,0 +1,199 @@
+"""Searches, which pytest runs: which change makes it fail (bisect), which variables are needed (minimize)."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pytest_aorta.cli.run import BeforePytest, run_pytest
+from pytest_aorta.common.texts import COMMIT_PREFIX, INLINE_PREFIX
+from pytest_aorta.settings import BY_NAME, RequestError
+
+_MOST = f"All trials together (default {BY_NAME['max-trials'].default})."
+
+#: A commit: its hash, its subject, and the files that it touches.
+Commit = tuple[str, str, list[str]]
+
+
+@click.command("minimize", context_settings={"ignore_unknown_options": True})
+@click.argument("mitigations", metavar="A,B")
+@click.option("--max-trials", metavar="N", help=_MOST)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF PYTEST]...")
+def minimize(mitigations: str, max_trials: str | None, arguments: tuple[str, ...]) -> None:
+    """pytest runs the trials: pytest-aorta minimize four --aorta-workload gemm. The baseline is --aorta-mitigations."""
+    run_pytest(list(arguments), {"minimize": mitigations, "max-trials": max_trials})
+
+
+class _Search(BeforePytest):
+    """A wrong request ends as one of pytest does, with exit status 4: 1 is an answer of a search."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RequestError as error:
+            click.echo(f"Error: {error}", err=True)
+            raise click.exceptions.Exit(4) from None
+
+
+@click.command(
+    "bisect",
+    cls=_Search,
+    context_settings={"ignore_unknown_options": True},
+    options_metavar="AXIS [OPTIONS]",
+    epilog="A command follows --: bisect --commits v1..HEAD -- python train.py",
+)
+@click.option("--commits", metavar="OLD..NEW", help="Commits, each in a working tree of its own; first parents only.")
+@click.option("--repo", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="Of --commits (default .).")
+@click.option("--build", metavar="CMD", help="Makes the working tree of a commit ready; where it fails, it is skipped.")
+@click.option("--all-parents", is_flag=True, help="Commits of merged branches as well.")
+@click.option("--versions", metavar="PKG==A,B,C", help="Versions of a package, or A..C for those of the index.")
+@click.option("--values", metavar="NAME=A,B,C", help="Values of a variable, or of config.NAME.")
+@click.option("--environments", metavar="A,B,C", help="Environments.")
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
+    default=0.95,
+    metavar="P",
+    show_default=True,
+    help="Probability at which a change is taken for found.",
+)
+@click.option("--max-trials", metavar="N", help=_MOST)
+@click.option("--signature", default="", metavar="TEXT", help="Only failures whose way to fail has this text count.")
+@click.option("--prior-path", multiple=True, metavar="GLOB=WEIGHT", help="Commits that touch such a file are likelier.")
+@click.option("--prior-text", multiple=True, metavar="REGEX=WEIGHT", help="Commits with such a subject are likelier.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF PYTEST]...")
+@click.pass_obj
+def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: Any) -> None:
+    """Neither failure rate need be known. pytest runs the trials, with its options: bisect --values
+    OMP_NUM_THREADS=1,2,4,8 --aorta-workload gemm. Exit status 0: a change was found, and fresh trials confirm it;
+    1: none within --max-trials; 4: wrong use.
+    """
+    axes = [name for name in ("commits", "versions", "values", "environments") if given[name]]
+    if len(axes) != 1:
+        raise RequestError("bisect: expected one of --commits, --versions, --values and --environments")
+    (axis,) = axes
+    for name in ("repo", "build", "prior_path", "prior_text"):
+        if axis != "commits" and given[name]:
+            raise RequestError(f"bisect: --{name.replace('_', '-')} belongs to --commits, not to --{axis}")
+    typed = [(name, value) for name, value in given.items() if value not in (None, False, "", (), 0.95)]
+    request: dict[str, Any] = {
+        "axis": shlex.join(
+            f"--{name.replace('_', '-')}" + ("" if each is True else f"={each}")
+            for name, value in typed
+            for each in (value if isinstance(value, tuple) else [value])
+        ),
+        "confidence": given["confidence"],
+        "signature": given["signature"],
+    }
+    words = list(arguments)
+    if axis == "commits":
+        commits = commits_of(given["commits"], given["repo"] or ".", first_parent=not given["all_parents"])
+        suffix = f"@{Path(given['repo']).absolute()}" if given["repo"] else ""
+        words += [f"--aorta-environment={COMMIT_PREFIX}{commit}{suffix}" for commit, _, _ in commits]
+        request["titles"] = [subject for _, subject, _ in commits]
+        request["weights"] = weights_of(commits, given["prior_path"], given["prior_text"])
+    elif axis == "versions":
+        words += [f"--aorta-environment={INLINE_PREFIX}{each}" for each in versions_of(given["versions"])]
+    elif axis == "values":
+        words.append(f"--aorta-vary={given['values']}")
+    else:
+        words += [f"--aorta-environment={name.strip()}" for name in given["environments"].split(",")]
+    if command:
+        words.append(f"--aorta-command={shlex.join(command)}")
+    run_pytest(words, {"bisect": json.dumps(request), "build": given["build"], "max-trials": given["max_trials"]})
+
+
+def commits_of(text: str, repository: str, *, first_parent: bool = True) -> list[Commit]:
+    """From OLD to NEW, both included.
+
+    Raises:
+        RequestError: git does not know them, or OLD is no ancestor of NEW.
+    """
+    old, dots, new = text.partition("..")
+    if not dots or not old:
+        raise RequestError(f"--commits {text!r}: expected OLD..NEW, such as v1.0..HEAD")
+    new = new or "HEAD"
+    parents = ["--first-parent"] if first_parent else []
+    form = "--format=%x01%H%x02%s"
+    _git(repository, text, "merge-base", "--is-ancestor", old, new, why=f"{old} is no ancestor of {new}")
+    listing = _git(repository, text, "log", "-1", "--name-only", form, old)
+    listing += _git(repository, text, "log", "--reverse", *parents, "--name-only", form, f"{old}..{new}")
+    commits: list[Commit] = []
+    for part in listing.split("\x01")[1:]:
+        head, *files = part.splitlines()
+        commit, _, subject = head.partition("\x02")
+        commits.append((commit, subject, [name for name in files if name]))
+    if len(commits) < 2:
+        raise RequestError(f"--commits {text!r}: there is no commit after {old}")
+    return commits
+
+
+def _git(repository: str, text: str, *words: str, why: str = "") -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", repository, *words], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise RequestError(f"--commits {text!r}: git cannot be run: {error}") from None
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()).removeprefix("fatal: ")
+        raise RequestError(f"--commits {text!r}: {said or why}; the repository is {Path(repository).absolute()}")
+    return done.stdout
+
+
+def weights_of(commits: Sequence[Commit], paths: Sequence[str], texts: Sequence[str]) -> list[float]:
+    """How likely each commit is before any trial: the product of the weights that it matches; empty for all alike."""
+    rules = [("--prior-path", text) for text in paths] + [("--prior-text", text) for text in texts]
+    weights = [1.0] * len(commits)
+    for option, text in rules:
+        pattern, equals, number = text.rpartition("=")
+        try:
+            weight = float(number)
+            matches = re.compile(pattern if option == "--prior-text" else fnmatch.translate(pattern)).search
+        except (ValueError, re.error):
+            weight = 0.0
+        if not equals or not 0 < weight < float("inf"):
+            form = "GLOB=WEIGHT, such as kernels/*=3" if option == "--prior-path" else "REGEX=WEIGHT, such as fuse=3"
+            raise RequestError(f"{option} {text!r}: expected {form}") from None
+        for at, (_, subject, files) in enumerate(commits):
+            if any(map(matches, [subject] if option == "--prior-text" else files)):
+                weights[at] *= weight
+    return weights if rules else []
+
+
+def versions_of(text: str) -> list[str]:
+    """Requirements: ``numpy==1.26.0``, ... of ``numpy==1.26.0,2.0.0``, or of ``numpy==1.26..2.1`` from the index.
+
+    Raises:
+        RequestError: no such form, or the index has fewer than two versions in the range.
+    """
+    package, equals, versions = text.partition("==")
+    if not equals or not versions:
+        raise RequestError(f"--versions {text!r}: expected PACKAGE==A,B,C or PACKAGE==A..C")
+    first, dots, last = versions.partition("..")
+    if not dots:
+        return [f"{package}=={each.strip()}" for each in versions.split(",")]
+    from packaging.version import InvalidVersion, Version
+
+    words = [sys.executable, "-m", "pip", "index", "versions", package]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
+    try:
+        ends = Version(first), Version(last)
+    except InvalidVersion as error:
+        raise RequestError(f"--versions {text!r}: {error}") from None
+    known = sorted(map(Version, listed[1].split(", "))) if listed else []
+    chosen = [f"{package}=={each}" for each in known if ends[0] <= each <= ends[1]]
+    if len(chosen) < 2:
+        why = f"the index has {len(chosen)} versions in this range" if listed else " ".join(done.stderr.split())[-300:]
+        raise RequestError(f"--versions {text!r}: {why}")
+    return chosen

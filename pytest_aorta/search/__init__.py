@@ -1,0 +1,70 @@
+"""Searches that propose the next trials, see how these end, and stop when they are sure enough.
+
+A search is a generator: it yields the trials that it wants next, and is sent what became of them, in that order. It
+knows no pytest and starts no process, so that simulations run it as the plugin does. Every trial has its record; a
+search that is resumed asks for the same trials, and finds the records of those that are over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pytest_aorta.triage.facts import TrialFacts
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One trial of an ``arm``: a position on an axis, a set of variables, a condition; ``index`` counts its trials."""
+
+    arm: Any
+    index: int
+
+
+#: See above.
+Steps = Generator[list[Wanted], "list[TrialFacts]", None]
+
+
+class Search(Protocol):
+    def steps(self) -> Steps:
+        """The trials, wave by wave."""
+        ...
+
+    def conclusion(self) -> tuple[bool, str]:
+        """Whether it has succeeded, and what it found, in a sentence."""
+        ...
+
+    def report(self) -> list[str]:
+        """The lines below the table of trials; first the conclusion."""
+        ...
+
+
+@dataclass(frozen=True)
+class BisectRequest:
+    """What ``pytest-aorta bisect`` asks for; the positions are the cells of the plan, in its order.
+
+    Attributes:
+        axis: what they are, as it was typed: ``--values OMP_NUM_THREADS=1,2,4``.
+        confidence: probability at which a change is taken for found.
+        signature: only failures whose text contains it count.
+        titles: of each position, what to say beside its name, such as the subject of a commit; or empty.
+        weights: how likely each position is before any trial; empty where all are alike.
+    """
+
+    axis: str
+    confidence: float = 0.95
+    signature: str = ""
+    titles: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+
+
+def bisect_request(value: Any) -> BisectRequest:
+    """Of JSON, as the command writes it."""
+    try:
+        given = json.loads(value)
+        return BisectRequest(**{**given, **{key: tuple(given.get(key, ())) for key in ("titles", "weights")}})
+    except (TypeError, AttributeError) as error:
+        raise ValueError("what pytest-aorta bisect writes") from error

@@ -1,0 +1,170 @@
+"""``pytest-aorta bisect``: real trials of commits, versions and values."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.stage import Stage, text
+
+_BY_SIZE = """
+    import os
+
+    class BySize:
+        def __init__(self, config): pass
+        def setup(self): pass
+        def run(self):
+            return {"passed": int(os.environ["SIZE"]) < 32}
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def commit(folder: Path, subject: str, **files: str) -> None:
+    for name, content in files.items():
+        (folder / f"{name}.py").write_text(content)
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "--allow-empty", "-m", subject)
+
+
+@pytest.fixture
+def by_size(stage: Stage) -> Stage:
+    stage.write(by_size=_BY_SIZE)
+    stage.register(by_size="by_size:BySize")
+    return stage
+
+
+def test_the_value_from_which_on_it_fails_is_found(by_size: Stage) -> None:
+    done = by_size.aorta("bisect", "--values", "SIZE=4,8,16,32,64,128", "--aorta-workload", "by_size")
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(
+        [
+            "by_size: from SIZE=32 on it fails more often: * failed, 0 of * before it (probability *%); fresh trials "
+            "confirm it: * against 0 of * of SIZE=16 (p = *)",
+            "position * failed * probability of a change here",
+            "SIZE=16 * 0 of *",
+            "SIZE=32 * of * 9*%",
+        ]
+    )
+    found = json.loads((by_size.results / "bisect-by_size.json").read_text())
+    assert (found["end"], found["positions"][found["first"]]) == ("change", "SIZE=32")
+    assert sum(found["trials"]) == len(by_size.files())
+
+
+def test_what_does_not_change_within_the_budget_has_exit_status_1(by_size: Stage) -> None:
+    done = by_size.aorta(
+        "bisect", "--values", "SIZE=4,8", "--max-trials", "6", "--aorta-workload", "by_size", "--confidence", "0.99"
+    )
+    assert done.ret == 1
+    done.stdout.fnmatch_lines(
+        [
+            "not found in 6 trials (--max-trials); the most likely is *",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "bisect: expected one of --commits, --versions, --values and --environments"),
+        (("--values", "A=1,2", "--environments", "a,b"), "bisect: expected one of --commits, --versions, "),
+        (("--values", "A=1,2", "--build", "make"), "bisect: --build belongs to --commits, not to --values"),
+        (("--commits", "HEAD"), "--commits 'HEAD': expected OLD..NEW, such as v1.0..HEAD"),
+        (("--commits", "HEAD..HEAD~1"), "--commits 'HEAD..HEAD~1': HEAD is no ancestor of HEAD~1; the repository is "),
+        (("--commits", "HEAD..HEAD"), "--commits 'HEAD..HEAD': there is no commit after HEAD"),
+        (("--commits", "v1..HEAD"), "--commits 'v1..HEAD': Not a valid object name v1; the repository is "),
+        (("--commits", "HEAD~1..HEAD", "--prior-path", "*.py=x"), "--prior-path '*.py=x': expected GLOB=WEIGHT"),
+        (("--commits", "HEAD~1..HEAD", "--prior-text", "(=2"), "--prior-text '(=2': expected REGEX=WEIGHT"),
+        (("--versions", "numpy"), "--versions 'numpy': expected PACKAGE==A,B,C or PACKAGE==A..C"),
+        (("--values", "A=1"), "--aorta-vary: 'A=1' is not valid; expected a variable and at least two values"),
+        (("--environments", "local,nowhere"), "unknown environment 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_bisected_is_refused(stage: Stage, words: tuple[str, ...], message: str) -> None:
+    git(stage.path, "init", "-q")
+    commit(stage.path, "one")
+    commit(stage.path, "two")
+    done = stage.aorta("bisect", *words, "--", "true")
+    assert done.ret == 4
+    assert message in text(done)
+    assert not stage.results.exists()
+
+
+_TRAIN = """
+import os, random, signal, time
+RATE = {rate}
+{more}
+if random.random() < RATE:
+    raise SystemExit("loss is nan")
+"""
+
+#: What is special about a commit: no build, a hang, a crash.
+_SPECIAL = {12: "hang", 33: "crash", **dict.fromkeys((5, 20, 21, 40, 50), "no build")}
+
+_MORE = {"hang": "time.sleep(3600)", "crash": "os.kill(os.getpid(), signal.SIGSEGV)"}
+
+#: The first commit that fails.
+_CHANGE = 27
+
+
+@pytest.mark.slow
+def test_the_commit_that_makes_it_fail_is_found_also_after_a_kill(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = stage.path / "repository"
+    repository.mkdir()
+    git(repository, "init", "-q")
+    for number in range(64):
+        what = _SPECIAL.get(number, "")
+        train = _TRAIN.format(rate=0.3 if number >= _CHANGE else 0, more=_MORE.get(what, f"# {number}"))
+        commit(repository, f"change {number}", train=train, builds=f"raise SystemExit({what == 'no build'})")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(stage.path / "cache"))
+    words = [
+        "bisect",
+        "--commits",
+        "HEAD~63..HEAD",
+        "--repo",
+        str(repository),
+        "--build",
+        f"{sys.executable} builds.py",
+    ]
+    words += ["--signature", "loss is nan", "--aorta-timeout", "20", "--aorta-slots", "2"]
+    last = ["--", sys.executable, "train.py"]
+
+    process = stage.start_command(sys.executable, "-m", "pytest_aorta", *words, *last)
+    stage.wait_until(lambda: len(stage.files()) >= 20)
+    os.kill(process.pid, signal.SIGKILL)
+    stage.finish(process)
+    stage.wait_until_alone()
+    before = stage.trials()
+    assert not [path for path in before if "bisect-" in path]
+
+    done = stage.aorta(*words, "--aorta-resume", *last)
+    assert done.ret == 0, text(done)
+    wanted = git(repository, "rev-parse", f"HEAD~{63 - _CHANGE}")[:10]
+    done.stdout.fnmatch_lines(
+        [
+            "* had a result already (--aorta-resume)",
+            f"*: from {wanted} change {_CHANGE} on it fails more often: *",
+        ]
+    )
+    after = stage.trials()
+    # What could not run is tried again.
+    ran = {path: trial for path, trial in before.items() if trial["exit_status"] != "infrastructure_failed"}
+    assert {path: after[path]["trial_id"] for path in ran} == {path: trial["trial_id"] for path, trial in ran.items()}
+    assert all(after[path]["started_at"] == trial["started_at"] for path, trial in ran.items())
+    assert git(repository, "status", "--porcelain") == ""
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+    # What could not be built, or hangs, is never named; a crash is another way to fail.
+    (file,) = stage.results.glob("bisect-*.json")
+    found = json.loads(file.read_text())
+    assert all("change 5" in name or name[-2:] in ("20", "21", "40", "50") for name in found["skipped"])
