@@ -25,9 +25,10 @@ from pytest_aorta.trials.spec import IMPORTED_LATER, UNKNOWN, changed_files, dif
 from pytest_aorta.workspace.trial_store import TrialStore, stamp
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.engine import ResumedTrial, RunningTrial, SlotTrial, TrialEngine
+    from pytest_aorta.launch.engine import SlotEngine
     from pytest_aorta.launch.environment import PreparedCell
     from pytest_aorta.launch.host.folders import TemporaryFolders
+    from pytest_aorta.launch.job import TrialJob
     from pytest_aorta.trials.execution import Execution
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
@@ -40,7 +41,7 @@ Spelling = Callable[[str, object], str]
 _NOT_OF_TORCHRUN = ("exit_barrier_timeout", "node_rank", "start_method")
 
 
-class TrialRunner:
+class Runner:
     """Checks, finds and starts trials. Thread-safe.
 
     Args:
@@ -55,7 +56,7 @@ class TrialRunner:
         results: Path,
         run: str | None = None,
         before_use: Callable[[], None] = lambda: None,
-        on_start: Callable[[SlotTrial, TrialPaths], object] = lambda trial, paths: None,
+        on_start: Callable[[TrialJob, TrialPaths], object] = lambda job, paths: None,
     ) -> None:
         kind, number = process_rank(selection.execution.elastic, selection.resources.hosts)
         self.selection = selection
@@ -66,7 +67,7 @@ class TrialRunner:
         #: Trials that were started in this run; one that is run again, as some plugins do, is not found but run.
         self._started: set[TrialPaths] = set()
         self._lock = threading.Lock()
-        self._engine: TrialEngine | None = None
+        self._engine: SlotEngine | None = None
         self._folders: TemporaryFolders | None = None
 
     def add_plan(self, plan: Plan) -> None:
@@ -83,15 +84,15 @@ class TrialRunner:
             self.plans.append(plan)
 
     @property
-    def engine(self) -> TrialEngine:
+    def engine(self) -> SlotEngine:
         self._before_use()
         with self._lock:
             if self._engine is None:
                 with SIGINT_HELD:
-                    from pytest_aorta.launch.engine import TrialEngine
+                    from pytest_aorta.launch.engine import SlotEngine
 
                 elastic, resources = self.selection.execution.elastic, self.selection.resources
-                self._engine = TrialEngine(
+                self._engine = SlotEngine(
                     resources=resources,
                     grace=self.selection.limits.grace,
                     results=self.store.results,
@@ -106,10 +107,10 @@ class TrialRunner:
     ) -> PreparedCell | None:
         """Prepare a cell; ``None`` where it cannot be prepared, which is then in the record of each trial.
 
-        ``timeout`` and ``patience``: as of ``TrialEngine.check``.
+        ``timeout`` and ``patience``: as of ``SlotEngine.check``.
 
         Raises:
-            ConfigError, LaunchModeError, EngineUnusable: what would prevent every trial, as ``TrialEngine.check``.
+            ConfigError, LaunchModeError, EngineUnusable: what would prevent every trial, as ``SlotEngine.check``.
         """
         if spec.execution.isolation == "none":
             from pytest_aorta.launch.inprocess import check_here
@@ -117,14 +118,14 @@ class TrialRunner:
             return check_here(spec)
         return self.engine.check(spec, timeout, patience)
 
-    def find(self, spec: TrialSpec, paths: TrialPaths, timeout: float | None = None) -> ResumedTrial | None:
+    def find(self, spec: TrialSpec, paths: TrialPaths, timeout: float | None = None) -> TrialJob | None:
         """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of the same request.
 
         ``timeout``: as of ``check``.
         """
         if not self.selection.resume or paths in self._started:
             return None
-        from pytest_aorta.launch.engine import ResumedTrial
+        from pytest_aorta.launch.job import TrialJob
 
         since = self.selection.since
 
@@ -132,7 +133,7 @@ class TrialRunner:
             return [_OLD] if (record.started_at or "") < since else self._changes(spec, paths, record, timeout)
 
         record = self.store.kept(paths, changes)
-        return None if record is None else ResumedTrial(spec, record)
+        return None if record is None else TrialJob.of_earlier_run(spec, self.store.artifacts(paths), record)
 
     def _changes(self, spec: TrialSpec, paths: TrialPaths, record: TrialResult, timeout: float | None) -> list[str]:
         try:
@@ -169,19 +170,19 @@ class TrialRunner:
 
     def start(
         self, spec: TrialSpec, paths: TrialPaths, deadline: float | None = None, *, urgent: bool = True
-    ) -> RunningTrial:
+    ) -> TrialJob:
         """Start a trial; an ``urgent`` one comes before those that wait for a slot. An earlier result is retired."""
         self._started.add(paths)
         if spec.execution.isolation == "none":
-            from pytest_aorta.launch.inprocess import InProcessTrial
+            from pytest_aorta.launch.inprocess import JobInProcess
 
             self.store.retire(paths)
             folder, workers = self.store.artifacts(paths), self.selection.resources.workers
-            return InProcessTrial(spec, folder, self._temporary(), workers)
+            return JobInProcess(spec, folder, self._temporary(), workers)
 
-        def begin(trial: SlotTrial) -> None:
+        def begin(job: TrialJob) -> None:
             self.store.retire(paths)
-            self._on_start(trial, paths)
+            self._on_start(job, paths)
 
         return self.engine.launch(
             spec,

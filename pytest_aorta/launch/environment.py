@@ -27,7 +27,6 @@ from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.records import Free
-from pytest_aorta.trials.seeding import hash_seed
 from pytest_aorta.trials.spec import ImposedCounts, Origin, Parts, TrialSpec, fingerprint_parts
 
 #: Where the packages of this distribution are mounted; what they depend on has to be in the image.
@@ -306,39 +305,6 @@ def of_start(spec: ZygoteSpec, index: int, hash_seed: int) -> ZygoteSpec:
     own = {_HASHES: str(hash_seed)}
     behind = replace(spec.behind, restored={**spec.behind.restored, **own})
     return replace(spec, argument=argument, environ={**spec.environ, **own}, behind=behind)
-
-
-@dataclass(frozen=True)
-class TrialOrder:
-    """What a host is asked to run; ``run`` is a name of the run, from which what is not given is drawn."""
-
-    spec: TrialSpec
-    folder: Path
-    inherited: Inherited
-    timeout: float | None = None
-    run: str = ""
-
-    def hash_seed(self, number: int) -> int:
-        """``PYTHONHASHSEED`` of a start, or of a command, with this number in its cell."""
-        origin, seed = self.spec.origin, self.spec.execution.seed
-        if origin is not None and origin.hash_seed is not None:
-            return origin.hash_seed
-        return hash_seed(self.run if seed is None else seed, number)
-
-    @functools.cached_property
-    def zygote(self) -> ZygoteSpec:
-        """What it is forked from where nothing is imposed; raises ``EnvironmentUnusable``."""
-        return zygote_spec(self.spec, self.inherited)
-
-    @functools.cached_property
-    def key(self) -> str:
-        """Cells of one key are prepared once. How they are launched, and how long they may be imported, counts."""
-        try:
-            key = self.zygote.key
-        except EnvironmentUnusable as error:
-            key = str(error)  # and the preparation fails with it, on its host
-        limit = self.spec.limits.timeout if self.timeout is None else self.timeout
-        return f"{key} {self.spec.execution} {limit}"
 
 
 class WorkloadInfo(BaseModel):

@@ -194,7 +194,7 @@ class WorkloadArgument(TypedDict):
     static: NotRequired[dict[str, Any]]
 
 
-class TrialPayload(WorkloadArgument):
+class ChildArgument(WorkloadArgument):
     """For ``launch.child.trial_main.run``.
 
     ``overlay`` and ``watched`` hold names of variables, those set for this trial and those to record. ``place`` holds

@@ -30,12 +30,12 @@ from pytest_aorta.registry import Registry
 from pytest_aorta.runtime.resources.leases import UsedFolder, make_own
 from pytest_aorta.settings import SETTINGS, OptionError
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.trial_runner import TrialRunner
+from pytest_aorta.trial_runner import Runner
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.workspace.atomic import locked, write_json
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.engine import RunningTrial, SlotTrial
+    from pytest_aorta.launch.job import TrialJob
     from pytest_aorta.replay import Replay
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.trials.result import TrialResult
@@ -164,7 +164,7 @@ PAYLOAD = pytest.StashKey[ReportPayload]()
 
 
 class TrialWatcher(Protocol):
-    def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None: ...
+    def trial_started(self, trial: TrialJob, file: Path, name: str, cell: CellName) -> None: ...
     def trial_ended(self, file: Path) -> None: ...
     def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None: ...
 
@@ -342,9 +342,9 @@ class Prefetcher:
         #: Not started yet.
         self._queue: dict[str, tuple[pytest.Item, TrialSpec, TrialPaths]] = {}
         #: Started, or with an earlier result.
-        self._waiting: dict[str, tuple[RunningTrial, TrialPaths]] = {}
+        self._waiting: dict[str, tuple[TrialJob, TrialPaths]] = {}
         #: Their items did not run, and they are being ended.
-        self._dropped: list[tuple[RunningTrial, TrialPaths]] = []
+        self._dropped: list[tuple[TrialJob, TrialPaths]] = []
 
     def launch(self, trials: Iterable[tuple[pytest.Item, TrialSpec, TrialPaths]]) -> None:
         # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
@@ -365,7 +365,7 @@ class Prefetcher:
                 self._waiting[item.nodeid] = (running, paths)
                 ahead += 1
 
-    def take(self, nodeid: str) -> RunningTrial | None:
+    def take(self, nodeid: str) -> TrialJob | None:
         found = self._waiting.pop(nodeid, None)
         self._queue.pop(nodeid, None)
         self._refill()
@@ -427,7 +427,7 @@ class Run:
         self.selection = selection
         self.results: Path = config.invocation_params.dir / selection.results_dir
         before_use = partial(end_in_order_when_terminated, config)
-        self.runner = TrialRunner(selection, self.results, stamp, before_use, self.trial_started)
+        self.runner = Runner(selection, self.results, stamp, before_use, self.trial_started)
         self.stopping = Stopping(config, selection, stopping_folder)
         #: Made when the first item is run, where there are several slots.
         self.prefetcher: Prefetcher | None = None
@@ -442,7 +442,7 @@ class Run:
         self.tests: list[TrialSpec] = []
         #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
         self.replays: list[Replay] = []
-        self.further_runners: dict[Hashable, TrialRunner] = {}
+        self.further_runners: dict[Hashable, Runner] = {}
         #: The runs of actions of recipes, by file and action.
         self.of_actions: dict[tuple[Path, str], Run] = {}
         #: Name of the action whose run this is, as its items have it.
@@ -480,7 +480,7 @@ class Run:
         self.runner.add_plan(plan)
         return plan
 
-    def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
+    def trial_started(self, trial: TrialJob, paths: TrialPaths) -> None:
         """A slot is about to start a trial; called on its thread."""
         if (watcher := self.config.stash.get(WATCHER, None)) is not None:
             cell = self.shown_cell(trial.spec.workload.name, trial.spec.cell)
@@ -522,7 +522,7 @@ class Run:
         key: CellKey | None = None,
         *,
         again: bool = False,
-    ) -> RunningTrial:
+    ) -> TrialJob:
         """Start the trial of an item, unless it was prefetched or, with ``--aorta-resume``, has a result.
 
         ``again``: whether the item has run before in this run; then nothing that is there stands for it. Skips the

@@ -51,9 +51,9 @@ from pytest_aorta.launch.child.recorder import (
 )
 from pytest_aorta.launch.child.rendezvous import NodeExchange, close_stores, open_store, rendezvous
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, snapshot, use_seed
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, AttemptEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
-from pytest_aorta.launch.launch_mode import LOOPBACK, TrialPayload, free_port, is_multi_node, node_rank
+from pytest_aorta.launch.launch_mode import LOOPBACK, ChildArgument, free_port, is_multi_node, node_rank
 from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.process_tree import die_with_parent, reasons_against_forking
 from pytest_aorta.runtime.zygote import LentFork
@@ -80,7 +80,7 @@ from pytest_aorta.trials.workload import read_result
 # A rank of a workload.
 
 
-def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None = None) -> None:
+def run_rank(payload: ChildArgument, *, prepared: bool = True, relay: Send | None = None) -> None:
     """Run the trial as the rank that ``RANK`` says; exits with 1 unless setup and run succeed."""
     attempt, rank = int(os.environ.pop(ATTEMPT)), int(os.environ["RANK"])
     trial, sockets = Path(payload["folder"]), Path(payload["sockets"])
@@ -133,7 +133,7 @@ def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None
             pass
 
 
-def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: int) -> None:
+def rank_main(payload: ChildArgument, send: Send, single_threaded: bool, agent: int) -> None:
     """A rank in a process that the agent forked."""
     die_with_parent(agent)
     # As in the fresh interpreters that torchrun starts; the agent's handlers raise exceptions.
@@ -146,7 +146,7 @@ def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: i
     run_rank(payload, relay=send)
 
 
-def run_zygote_rank(payload: TrialPayload) -> None:
+def run_zygote_rank(payload: ChildArgument) -> None:
     """A rank in a fork of a zygote that is its own."""
     environ = payload["rank_environ"]
     os.environ.clear()
@@ -161,7 +161,7 @@ def run_zygote_rank(payload: TrialPayload) -> None:
     run_rank(payload)
 
 
-def fresh_rank_main(payload: TrialPayload, agent: int) -> None:
+def fresh_rank_main(payload: ChildArgument, agent: int) -> None:
     # A fork server is the parent of its ranks.
     die_with_parent(os.getppid() if payload["elastic"]["start_method"] == "forkserver" else agent)
     run_rank(payload, prepared=False)
@@ -176,7 +176,7 @@ lent_zygotes: list[Channel] = []
 class ZygoteRanks:
     """Stands for ``subprocess.Popen`` in torch's agent: a rank is a fork of the zygote that was lent for it."""
 
-    def __init__(self, payload: TrialPayload, send: Send) -> None:
+    def __init__(self, payload: ChildArgument, send: Send) -> None:
         self._payload, self._send = payload, send
         self._started: list[LentFork] = []
 
@@ -201,7 +201,7 @@ class ZygoteRanks:
         self._send({"type": "rank_pids", "pids": running, "left": left})
 
 
-def run_elastic(payload: TrialPayload, send: Send) -> None:
+def run_elastic(payload: ChildArgument, send: Send) -> None:
     """Start the ranks, wait for them, report how they ended."""
     nproc, options = payload["nproc"], ElasticOptions(**payload["elastic"])
     if options.start_method == "fork" and (reasons := reasons_against_forking()):
@@ -281,7 +281,7 @@ def _follow(recorder: RankRecorder, run_agent: Callable[[], dict[str, str] | Non
     return error
 
 
-def _report(folder: Path, trial: TrialEvidence, send: Send, *, keep: bool = False) -> None:
+def _report(folder: Path, trial: AttemptEvidence, send: Send, *, keep: bool = False) -> None:
     found = judge(trial)
     if found.failure is not None or found.cleanup is not None or keep:
         keep_evidence(folder, trial)
@@ -293,7 +293,7 @@ def _report(folder: Path, trial: TrialEvidence, send: Send, *, keep: bool = Fals
 # torchrun.
 
 
-def run_torchrun(payload: TrialPayload, send: Send) -> None:
+def run_torchrun(payload: ChildArgument, send: Send) -> None:
     """Run a workload in ranks that torchrun starts, which run this module."""
     order = Path(payload["folder"], "torchrun.json")
     order.write_text(json.dumps({"payload": payload, "agent": os.getpid(), "sys_path": sys.path}))
@@ -304,7 +304,7 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
     _report(recorder.folder, trial, send)
 
 
-def run_script(payload: TrialPayload, send: Send) -> None:
+def run_script(payload: ChildArgument, send: Send) -> None:
     script = payload["overrides"]
     program = ["--module", "--", script["module"]] if "module" in script else ["--", script["script"]]
     send({"type": "env", "env": snapshot(payload["watched"])})
@@ -312,7 +312,7 @@ def run_script(payload: TrialPayload, send: Send) -> None:
     _run_program(payload, send, [*program, *script["arguments"]], sys_path=sys.path)
 
 
-def run_command_ranks(payload: TrialPayload, send: Send) -> None:
+def run_command_ranks(payload: ChildArgument, send: Send) -> None:
     send({"type": "env", "env": snapshot(payload["watched"])})
     config = resolve_config(load_class(COMMAND_TARGET), payload["overrides"], payload["steps"]).value
     words, path = words_of(config.command), os.environ.get("PATH", os.defpath)
@@ -334,7 +334,7 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
 
 
 def _run_program(
-    payload: TrialPayload,
+    payload: ChildArgument,
     send: Send,
     words: Sequence[str],
     output: CommandOutput | None = None,
@@ -368,8 +368,8 @@ def _run_program(
 
 
 def _run_torchrun(
-    recorder: RankRecorder, payload: TrialPayload, options: ElasticOptions, words: Sequence[str]
-) -> tuple[TrialEvidence, int]:
+    recorder: RankRecorder, payload: ChildArgument, options: ElasticOptions, words: Sequence[str]
+) -> tuple[AttemptEvidence, int]:
     """Run torchrun to its end; the evidence, and the exit code that it would have."""
     # torchrun would give the ranks of all attempts one store, in which those of a restart find the addresses of dead
     # ranks, and mostly connect to these until they give up (pytorch/pytorch#135712).
@@ -388,7 +388,7 @@ def _run_torchrun(
     return recorder.evidence(AgentEnd("torchrun", code, error)), code
 
 
-def _torchrun_options(options: ElasticOptions, payload: TrialPayload) -> list[str]:
+def _torchrun_options(options: ElasticOptions, payload: ChildArgument) -> list[str]:
     spelled: dict[str, object] = {
         "nproc-per-node": payload["nproc"],
         "nnodes": ":".join(map(str, options.nnodes)),
@@ -418,7 +418,7 @@ _INTERVAL = 0.1
 class CommandOutput:
     """What the ranks of a command print, read from their logs while they run."""
 
-    def __init__(self, payload: TrialPayload, send: Send, rules: OutputRules, seed: int | None) -> None:
+    def __init__(self, payload: ChildArgument, send: Send, rules: OutputRules, seed: int | None) -> None:
         self._folder, self._nproc = Path(payload["folder"]), payload["nproc"]
         self._send, self._seed = send, seed
         self._attempt, self._found = -1, OutputFindings(rules)

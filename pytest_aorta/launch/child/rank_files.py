@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,10 +24,10 @@ from pytest_aorta.launch.child.bootstrap.ranks import ask_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
 from pytest_aorta.launch.diagnosis.evidence import (
     AgentEnd,
+    AttemptEvidence,
     Launcher,
     RankEvidence,
     RankExit,
-    TrialEvidence,
     Wait,
 )
 from pytest_aorta.launch.diagnosis.traces import (
@@ -174,6 +175,19 @@ def save_collectives(folder: Path, sockets: Path, name: str = "*") -> None:
 # The evidence.
 
 
+def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
+    """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
+    now, timed_out = time.time(), failure.kind == "timeout"
+    log_event(folder, rank, {"type": "begin", "phase": failure.phase})
+    if not timed_out:
+        end: Event = {"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=now)}
+        log_event(folder, rank, end)
+    if timed_out:
+        write_exit(folder, rank, None, overdue=now)
+    else:
+        write_exit(folder, rank, RankExit(1, at=now, stopped=False))
+
+
 def read_error_file(path: Path) -> dict[str, Any] | None:
     """What torch's ``record``, or a workload, has written to a rank's error file; ``None`` without one."""
     try:
@@ -192,12 +206,12 @@ def attempt_evidence(
     agent: AgentEnd | None = None,
     overdue: float | None = None,
     stalled: float | None = None,
-) -> TrialEvidence:
+) -> AttemptEvidence:
     """Of the ranks of this node, from the files in the trial's ``folder``; of those of other nodes, the numbers.
 
     ``source`` is the workload's file.
     """
-    trial = TrialEvidence(launcher, attempt, agent=agent, overdue=overdue, stalled=stalled)
+    trial = AttemptEvidence(launcher, attempt, agent=agent, overdue=overdue, stalled=stalled)
     own = attempt_folder(folder, attempt)
     for entry in read_log(own / "attempt.events") or ():
         if "stopped_at" in entry:
@@ -261,7 +275,7 @@ def complete_rank(rank: RankEvidence, folder: Path, prefix: str, base: Path, sou
     return found
 
 
-def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
+def keep_evidence(folder: Path, trial: AttemptEvidence) -> None:
     """Write what the judge had before it into the folder of the attempt, as an artifact of a trial that failed."""
     ranks = []
     for rank in trial.ranks:
@@ -278,14 +292,14 @@ def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
         partial.rename(path)
 
 
-def read_evidence(path: Path) -> TrialEvidence | None:
+def read_evidence(path: Path) -> AttemptEvidence | None:
     try:
-        return TrialEvidence.from_json(path.read_bytes())
+        return AttemptEvidence.from_json(path.read_bytes())
     except (OSError, ValueError):
         return None
 
 
-def _settled(trial: TrialEvidence) -> TrialEvidence:
+def _settled(trial: AttemptEvidence) -> AttemptEvidence:
     """Take ranks of a script for done that have called ``os._exit(0)``, unless the others waited for them."""
     silent, others_wait = [], []
     for rank in trial.ranks:

@@ -50,14 +50,14 @@ from pytest_aorta.launch.child.rank_files import (
     write_stop,
 )
 from pytest_aorta.launch.child.rendezvous import NodeExchange
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, AttemptEvidence, Launcher, RankEvidence, RankExit
 from pytest_aorta.launch.diagnosis.judge import attempt_event, is_about_a_missing_rank
 from pytest_aorta.runtime.process_tree import native_threads, request_stacks
 from pytest_aorta.trials.execution import ElasticOptions
 from pytest_aorta.trials.records import AttemptReason, GroupState, GroupStateName, Send
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.launch_mode import TrialPayload
+    from pytest_aorta.launch.launch_mode import ChildArgument
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class RankRecorder(LogsSpecs):
 
     def __init__(
         self,
-        payload: TrialPayload,
+        payload: ChildArgument,
         launcher: Launcher,
         options: ElasticOptions,
         send: Send,
@@ -234,7 +234,7 @@ class RankRecorder(LogsSpecs):
         save_collectives(self.folder, self.sockets)
         request_stacks(self.running.values())
 
-    def evidence(self, agent: AgentEnd | None = None) -> TrialEvidence:
+    def evidence(self, agent: AgentEnd | None = None) -> AttemptEvidence:
         if self.launcher == "script":
             move_files(self.folder, read_processes(self.folder))
         return attempt_evidence(self.folder, max(0, self.attempt), self.launcher, self._source, agent=agent)

@@ -35,7 +35,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AttemptEvidence, RankEvidence
 from pytest_aorta.launch.launch_mode import LOOPBACK, endpoint, free_port, is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.execution import ElasticOptions
@@ -253,7 +253,7 @@ class NodeExchange:
         self._answered: str | None = None
         self._next_look = 0.0
 
-    def share(self, trial: TrialEvidence, *, last: bool = True) -> TrialEvidence:
+    def share(self, trial: AttemptEvidence, *, last: bool = True) -> AttemptEvidence:
         """On node 0, the evidence of all nodes; on another node its own, which is sent to node 0.
 
         Ranks of which nothing has come in time stay without evidence; on another node than 0, they are left out.
@@ -279,7 +279,7 @@ class NodeExchange:
                 return True
         return False
 
-    def answer(self, trial: TrialEvidence, *, still_running: bool = False) -> None:
+    def answer(self, trial: AttemptEvidence, *, still_running: bool = False) -> None:
         """Send node 0 what is known of the ranks of this node."""
         own = replace(trial, ranks=trial.own_ranks(still_running=still_running))
         try:
@@ -292,7 +292,7 @@ class NodeExchange:
             self._connected = connect_nodes(self._options, self._trial_id, _PATIENCE)
         return self._connected
 
-    def _gather(self, trial: TrialEvidence, patience: float) -> list[RankEvidence]:
+    def _gather(self, trial: AttemptEvidence, patience: float) -> list[RankEvidence]:
         found: dict[int, RankEvidence] = {}
         waited_for = {rank.rank for rank in trial.ranks if not rank.started}
         give_up = time.monotonic() + patience
@@ -302,7 +302,7 @@ class NodeExchange:
         ):
             for node in range(1, self._options.nnodes[1]):
                 if self._store().check([f"{trial.group}/{node}"]):
-                    sent = TrialEvidence.from_json(self._store().get(f"{trial.group}/{node}"))
+                    sent = AttemptEvidence.from_json(self._store().get(f"{trial.group}/{node}"))
                     found |= {rank.rank: rank for rank in sent.ranks}
             time.sleep(0.02)
         return list(found.values())

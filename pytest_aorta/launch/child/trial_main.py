@@ -12,7 +12,7 @@ from pytest_aorta.launch.launch_mode import (
     COMMAND_RANKS_TARGET,
     SCRIPT,
     SCRIPT_TARGET,
-    TrialPayload,
+    ChildArgument,
     WorkloadArgument,
     free_port,
     is_command,
@@ -41,7 +41,7 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     return description
 
 
-def run(payload: TrialPayload, channel: Channel) -> bool | None:
+def run(payload: ChildArgument, channel: Channel) -> bool | None:
     """Run a trial; how its process is to end, as ``ZygoteSpec.run`` says."""
     mode, send, folder = payload["mode"], channel.send, Path(payload["folder"])
     if "rank_environ" in payload:

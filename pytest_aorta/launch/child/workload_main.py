@@ -52,7 +52,7 @@ from pytest_aorta.trials.records import Send
 from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_state, random_seed
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.launch_mode import TrialPayload, WorkloadArgument
+    from pytest_aorta.launch.launch_mode import ChildArgument, WorkloadArgument
 
 _static: StaticEnv | None = None
 #: Those of this process, once it has loaded a workload.
@@ -209,7 +209,7 @@ def launcher_variables(base: int) -> dict[str, str]:
 
 
 def run_workload(
-    payload: TrialPayload, send: Send, steps: Path, on_error: Callable[[BaseException], object] | None = None
+    payload: ChildArgument, send: Send, steps: Path, on_error: Callable[[BaseException], object] | None = None
 ) -> bool:
     """Take the environment snapshot, then run all phases; whether setup and run succeeded.
 

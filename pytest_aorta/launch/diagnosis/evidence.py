@@ -161,7 +161,7 @@ class AgentEnd:
 
 
 @dataclass
-class TrialEvidence:
+class AttemptEvidence:
     """One attempt of a trial.
 
     ``ranks`` are those of all nodes that were expected, ``group`` a name of them that is the same on these nodes and no
@@ -186,20 +186,20 @@ class TrialEvidence:
         own = [replace(rank, stopped_at=self.stopped_at) for rank in self.ranks if rank.started]
         return [replace(rank, running=rank.exit is None) for rank in own] if still_running else own
 
-    def with_ranks(self, others: Iterable[RankEvidence]) -> TrialEvidence:
+    def with_ranks(self, others: Iterable[RankEvidence]) -> AttemptEvidence:
         """Completed by the ranks of other nodes."""
         ranks = {rank.rank: rank for rank in self.ranks}
         ranks |= {rank.rank: rank for rank in others if rank.rank not in ranks or not ranks[rank.rank].started}
         return replace(self, ranks=[ranks[number] for number in sorted(ranks)])
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> TrialEvidence:
+    def from_json(cls, text: str | bytes) -> AttemptEvidence:
         """What ``records.to_json`` has written; raises ``ValueError`` for anything else."""
         return _adapter().validate_json(text)
 
 
 @cache
-def _adapter() -> TypeAdapter[TrialEvidence]:
+def _adapter() -> TypeAdapter[AttemptEvidence]:
     from pydantic import TypeAdapter  # not in every rank
 
-    return TypeAdapter(TrialEvidence)
+    return TypeAdapter(AttemptEvidence)

@@ -1,6 +1,6 @@
 """Which rank is the cause of what a trial has come to, and which only follow: the one place where that is decided.
 
-Pure: all that counts is in the ``TrialEvidence``, under every launcher and on any number of nodes. First each rank's
+Pure: all that counts is in the ``AttemptEvidence``, under every launcher and on any number of nodes. First each rank's
 own failure, then what ranks waited for, then the agent's failure, then the verdict.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from pytest_aorta.launch.diagnosis.collectives import busy_ms, find_mismatch, find_rejecting, positions
-from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence, rank_names
+from pytest_aorta.launch.diagnosis.evidence import AttemptEvidence, RankEvidence, RankExit, rank_names
 from pytest_aorta.launch.diagnosis.traces import relation_in, relation_to_a_peer, sizes_in
 from pytest_aorta.launch.diagnosis.waits import WaitGraph
 from pytest_aorta.trials.outcome import (
@@ -74,7 +74,7 @@ class Judgement:
     hung_rank: int | None = None
 
 
-def judge(trial: TrialEvidence) -> Judgement:
+def judge(trial: AttemptEvidence) -> Judgement:
     """Decide of every rank whether it is the cause, collateral, or neither is known.
 
     A fatal signal, a hang, or an exit before the result, beats an exception, because the peers of a rank that is gone
@@ -87,7 +87,7 @@ def judge(trial: TrialEvidence) -> Judgement:
     return _Case(trial).judgement()
 
 
-def attempt_event(trial: TrialEvidence, reason: AttemptReason = "failure") -> Event:
+def attempt_event(trial: AttemptEvidence, reason: AttemptReason = "failure") -> Event:
     """All ranks of an attempt have ended, and another one follows."""
     found = judge(trial)
     failure = found.failure if reason == "failure" else None
@@ -122,7 +122,7 @@ def ranks_event(found: Judgement) -> Event:
     return {"type": "ranks", "ranks": found.ranks, "failure": found.failure, "cleanup": found.cleanup}
 
 
-def is_about_a_missing_rank(trial: TrialEvidence) -> bool:
+def is_about_a_missing_rank(trial: AttemptEvidence) -> bool:
     """Whether no rank has a failure of its own yet, and some have lost a peer, or have given up to wait for it."""
     weights = set(map(attrgetter("weight"), _Case(trial).found.values())) - {UNHEARD}
     return min(weights, default=None) in (GAVE_UP, PEER_LOST)
@@ -152,7 +152,7 @@ class _OwnFailure:
 
 
 class _Case:
-    def __init__(self, trial: TrialEvidence) -> None:
+    def __init__(self, trial: AttemptEvidence) -> None:
         self.trial = trial
         self.ranks = {rank.rank: rank for rank in sorted(trial.ranks, key=attrgetter("rank"))}
         failed, limits = [], [] if trial.overdue is None else [trial.overdue]
@@ -666,7 +666,7 @@ def _words(failure: Failure) -> tuple[str | None, ...]:
     return failure.kind, failure.type, failure.signal, f"{failure.exit_code} {words}"
 
 
-def agent_failure(trial: TrialEvidence) -> Failure | None:
+def agent_failure(trial: AttemptEvidence) -> Failure | None:
     """Why the agent ended, unless it ended as it should; in its own words, with the option that mends it.
 
     One that was ended, and one in a process of its own, failed in the phase that the first rank was in.

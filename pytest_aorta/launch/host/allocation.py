@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
 
+from pytest_aorta.launch.job import DevicesQuarantined, TrialJob
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.runtime.resources.devices import (
     choose_devices,
@@ -26,49 +25,6 @@ from pytest_aorta.trials.spec import ImposedCounts
 
 #: The first is the one that torch goes by.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-class SlotJob:
-    """One thread runs it, any may cancel it.
-
-    Attributes:
-        host: which host has to run it, as the number of that host; ``None`` for any.
-        urgent: whether it comes before those that are not.
-        cell: of whose jobs each slot takes equally many; ``None`` for one that keeps its place in the queue.
-        round: index of the trial in its cell.
-        cancelled: why it was cancelled, once it was.
-        on_packages: called with the list of installed distributions, once for each host and list.
-    """
-
-    host: int | None = None
-    urgent = False
-    cell: tuple[str, str] | None = None
-    round = 0
-
-    def __init__(self) -> None:
-        self.cancelled: Future[str] = Future()
-        self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
-
-    def run(self, slot: Any) -> None:
-        """Do it on a ``Slot``. Must not raise."""
-
-    def give_up(self, error: Exception | None = None) -> None:
-        """It will not run: it was cancelled before it began, or no host is left, which ``error`` says."""
-
-    def phase_ended(self, phase: Literal["setup", "run"], failed: bool) -> None:
-        """A phase of the trial, or the trial during it, has ended."""
-
-    def warn(self, text: str) -> None:
-        """A warning for the user."""
-
-    def on_cancel(self, callback: Callable[[str], object]) -> None:
-        """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
-        self.cancelled.add_done_callback(lambda done: callback(done.result()))
-
-    def cancel(self, why: str) -> None:
-        """Call what was registered with ``on_cancel``; once."""
-        with contextlib.suppress(InvalidStateError):  # again
-            self.cancelled.set_result(why)
 
 
 @dataclass(frozen=True)
@@ -94,10 +50,6 @@ class Allocation:
             devices=None if self.imposes.devices is None else list(self.device_ids),
             variables=variables,
         )
-
-
-class DevicesQuarantined(Exception):
-    """Processes that cannot be ended hold so many devices that too few are left."""
 
 
 class Allocator:
@@ -131,7 +83,7 @@ class Allocator:
                 raise LaunchModeError(f"--aorta-devices {devices_text(devices)}: {error}") from None
 
     @contextlib.contextmanager
-    def allocate(self, job: SlotJob, slot: int, need: int, cell: object = None) -> Iterator[Allocation]:
+    def allocate(self, job: TrialJob, slot: int, need: int, cell: object = None) -> Iterator[Allocation]:
         """The cores of slot ``slot``, and ``need`` devices if devices are leased; waits until so many are free.
 
         A ``cell`` comes to all devices equally often, see ``_preferred``; ``None`` for what is no trial. Raises
@@ -195,7 +147,7 @@ class Allocator:
 
         return [device for part in sorted(range(len(parts)), key=rank) for device in parts[part]]
 
-    def _lease(self, leases: Leases, job: SlotJob, need: int, preferred: Sequence[int]) -> Lease:
+    def _lease(self, leases: Leases, job: TrialJob, need: int, preferred: Sequence[int]) -> Lease:
         def too_few() -> bool:
             return need > len(set(leases.devices) - set(self._quarantined))
 

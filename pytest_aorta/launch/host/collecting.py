@@ -14,7 +14,8 @@ from typing import Any
 
 from pytest_aorta.collectors.contract import FOLDER, Collector, CollectorError, Context
 from pytest_aorta.launch.child.rank_files import read_log
-from pytest_aorta.launch.environment import TrialOrder, interpreter
+from pytest_aorta.launch.environment import interpreter
+from pytest_aorta.launch.job import TrialJob
 from pytest_aorta.launch.launch_mode import LaunchModeError, is_command
 from pytest_aorta.trials.command_line import words_of
 from pytest_aorta.trials.records import RankRecord
@@ -41,23 +42,23 @@ print_summary(asked, to_plain)
 """
 
 
-def prepared(order: TrialOrder, collectors: Mapping[str, Collector]) -> TrialOrder:
-    """The order of a trial with what its collectors need before it starts.
+def with_collectors(job: TrialJob, collectors: Mapping[str, Collector]) -> TrialJob:
+    """A trial with the variables and the prefix that its collectors need.
 
     Raises:
         LaunchModeError: one of them cannot be used for it.
     """
-    spec = order.spec
+    spec = job.spec
     variables: dict[str, str] = {}
     prefix: tuple[str, ...] = ()
     words = words_of(spec.overrides["command"]) if is_command(spec.workload.target) else ()
     for name, collector in collectors.items():
         context = Context(
-            folder=(order.folder / FOLDER / name).absolute(),
+            folder=(job.folder / FOLDER / name).absolute(),
             target=spec.workload.target,
             command=tuple(words),
             python=interpreter(spec.environment),
-            environ={**order.inherited.variables, **spec.overlay},
+            environ={**job.inherited.variables, **spec.overlay},
             nproc=spec.execution.nproc,
         )
         try:
@@ -71,11 +72,11 @@ def prepared(order: TrialOrder, collectors: Mapping[str, Collector]) -> TrialOrd
         variables |= found.variables
         prefix = (*found.prefix, *prefix)
     if not variables and not prefix:
-        return order
+        return job
     environment = replace(spec.environment, launcher=(*spec.environment.launcher, *prefix))
     execution = replace(spec.execution, isolation="spawn")
     overlay = {**spec.overlay, **variables}
-    return replace(order, spec=replace(spec, environment=environment, execution=execution, overlay=overlay))
+    return job.with_spec(replace(spec, environment=environment, execution=execution, overlay=overlay))
 
 
 def make_folders(folder: Path, collectors: Mapping[str, Collector]) -> None:

@@ -144,7 +144,7 @@ def _link(short: Path, folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class TrialFolders:
+class PrivateFolders:
     """What a trial has for itself."""
 
     index: int
@@ -174,7 +174,7 @@ def make_place(
     *,
     ranks: bool = False,
     shared: bool = False,
-) -> TrialFolders:
+) -> PrivateFolders:
     """A place for a trial with the artifacts ``folder``, where trials otherwise have the variables ``environ``.
 
     ``ranks``: whether it starts some. ``shared``: whether it is one of several ranks' of an outer launcher. Only rank 0
@@ -193,14 +193,14 @@ def make_place(
         sockets = tmp.with_name(f"{tmp.name}.s") if ranks else None
         if sockets is not None:
             sockets.mkdir(0o700, exist_ok=True)  # left of a trial whose process could not be ended
-        return TrialFolders(index, files, tmp, sockets, shared=shared)
+        return PrivateFolders(index, files, tmp, sockets, shared=shared)
     except OSError as error:  # a full disk: the trial may do without
         problem = f"no TMPDIR of its own: {error}" if rank == 0 else None
-        return TrialFolders(index, files, None, problem=problem, shared=shared)
+        return PrivateFolders(index, files, None, problem=problem, shared=shared)
 
 
 def clear_place(
-    place: TrialFolders, temporary: TemporaryFolders, *, failed: bool, in_use: bool = False
+    place: PrivateFolders, temporary: TemporaryFolders, *, failed: bool, in_use: bool = False
 ) -> dict[str, str]:
     """After the end of a trial: remove what is not kept; the rest as ``artifacts`` of the record."""
     kept: dict[str, str] = {}

@@ -26,14 +26,13 @@ from pytest_aorta.launch.child.rank_files import (
     has_ended,
     keep_evidence,
     last_attempt,
-    log_event,
     move_files,
     read_evidence,
     read_processes,
     save_collectives,
     write_exit,
 )
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, AttemptEvidence, Launcher, RankEvidence, RankExit
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event, with_earlier
 from pytest_aorta.launch.diagnosis.traces import (
     STACKS,
@@ -60,7 +59,6 @@ from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.output import RETURNCODE
-from pytest_aorta.trials.records import Event, Failure
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
 
@@ -177,29 +175,16 @@ def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
 # child, and adds its end to its event log. Rank 0 alone reports; it reads the logs of the other ranks of its host.
 
 
-def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
-    """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
-    now, timed_out = time.time(), failure.kind == "timeout"
-    log_event(folder, rank, {"type": "begin", "phase": failure.phase})
-    if not timed_out:
-        end: Event = {"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=now)}
-        log_event(folder, rank, end)
-    if timed_out:
-        write_exit(folder, rank, None, overdue=now)
-    else:
-        write_exit(folder, rank, RankExit(1, at=now, stopped=False))
-
-
 def gather_evidence(
     folder: Path, end: RankExit | None, overdue: float | None, source: str | None, stalled: float | None
-) -> TrialEvidence:
+) -> AttemptEvidence:
     """Of all ranks of this host, once their ends are known; ``end`` and ``overdue`` are those of rank 0, this one.
 
     ``source`` is the workload's file, ``stalled`` the limit in seconds, where that is why it was ended. Ranks of other
     hosts are not expected; what they break shows in rank 0's collectives.
     """
     attempt, world_size = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), int(os.environ["WORLD_SIZE"])
-    trial = TrialEvidence("external", attempt, world_size, stalled=stalled)
+    trial = AttemptEvidence("external", attempt, world_size, stalled=stalled)
     folders = {0: folder}
     for rank in range(1, int(os.environ.get("LOCAL_WORLD_SIZE", world_size))):
         folders[rank] = folder.with_name(f"{folder.name}.rank_{rank}")
@@ -220,7 +205,7 @@ def gather_evidence(
     return trial
 
 
-def with_other_nodes(trial: TrialEvidence, folder: Path, node: int, nodes: int, grace: float) -> TrialEvidence:
+def with_other_nodes(trial: AttemptEvidence, folder: Path, node: int, nodes: int, grace: float) -> AttemptEvidence:
     """After the deadline: on node 0, with what the other nodes have written where all see the results directory."""
     if node != 0:
         return replace(trial, ranks=trial.own_ranks())
@@ -248,7 +233,7 @@ def node_folder(folder: Path, node: int) -> Path:
     return folder.with_name(f"{folder.name}.node_{node}")
 
 
-class TrialFiles:
+class FolderReader:
     """Completes what was ``seen`` of a trial from the files in its ``folder``, and the ``sockets`` of its ranks.
 
     ``node_store`` is that at which the nodes of the trial meet, where this host keeps it.
@@ -378,7 +363,7 @@ class TrialFiles:
             "--aorta-elastic nnodes=MIN:MAX"
         )
 
-    def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> TrialEvidence:
+    def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> AttemptEvidence:
         launcher: Launcher = "torchrun" if self._cell.plan.mode == "torchrun" else "elastic"
         if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET, COMMAND_TARGET):
             launcher = "script"
@@ -388,7 +373,7 @@ class TrialFiles:
         limits = {"overdue": overdue, "stalled": stalled}
         return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, **limits)
 
-    def _judge(self, trial: TrialEvidence) -> None:
+    def _judge(self, trial: AttemptEvidence) -> None:
         found, seen = with_earlier(judge(trial), self._seen.attempts), self._seen
         if found.failure is not None or found.cleanup is not None:
             keep_evidence(self._folder, trial)

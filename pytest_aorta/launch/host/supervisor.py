@@ -18,39 +18,38 @@ from typing import Any
 
 from pytest_aorta.collectors.contract import load, variable
 from pytest_aorta.common.texts import utc_now
-from pytest_aorta.launch.diagnosis.traces import STACKS, crash_text, see_import_hang
-from pytest_aorta.launch.environment import EnvironmentUnusable, PreparedCell, TrialOrder
+from pytest_aorta.launch.diagnosis.traces import STACKS, crash_text
+from pytest_aorta.launch.environment import EnvironmentUnusable, PreparedCell
 from pytest_aorta.launch.host import collecting
-from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
+from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.cell_zygotes import CellZygote, CellZygotes, Source, start_limits
 from pytest_aorta.launch.host.folders import (
+    PrivateFolders,
     TemporaryFolders,
-    TrialFolders,
     clear_place,
     copy_folder,
     make_place,
     remove_unchanged,
 )
 from pytest_aorta.launch.host.trial_files import (
-    TrialFiles,
+    FolderReader,
     collect_artifacts,
     opened_files,
     stacks_to_read,
     stderr_to_read,
 )
+from pytest_aorta.launch.job import START_FAILURES, TrialJob, see_start_failure
 from pytest_aorta.launch.launch_mode import (
     SCRIPT_TARGET,
-    LaunchModeError,
+    ChildArgument,
     NodeStore,
-    TrialPayload,
     is_command,
     is_multi_node,
     own_rank,
 )
 from pytest_aorta.launch.record import build_record, request_of
-from pytest_aorta.runtime.zygote import Task, Zygote, ZygoteError, ZygoteTimeout, ZygoteUnwanted
+from pytest_aorta.runtime.zygote import Task, Zygote, ZygoteError, ZygoteUnwanted
 from pytest_aorta.trials.execution import HASH_SEED
-from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
 from pytest_aorta.trials.records import prepare_events
 from pytest_aorta.trials.result import TrialResult
@@ -107,20 +106,6 @@ def _long_logs(folder: Path, limit: int) -> list[tuple[Path, int]]:
     return found
 
 
-#: What prevents every trial of a cell: it is in the record of each.
-START_FAILURES = (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError, DevicesQuarantined)
-
-
-def see_start_failure(seen: Observation, error: Exception, target: str, folder: Path | None) -> None:
-    """Note why a trial of ``target`` could not start; stacks of an import that hung go into its ``folder``."""
-    if isinstance(error, ZygoteTimeout):
-        see_import_hang(seen, target, folder, error.limit, error.stacks, error.output)
-        return
-    lost = error if isinstance(error, ZygoteError) else ZygoteError(str(error))
-    seen.phase = lost.phase
-    seen.lost = exit_failure(lost.phase, lost.returncode, lost.error or {"message": str(lost)})
-
-
 #: Processes that are named when they outlive their trial.
 _NAMED = 10
 
@@ -143,35 +128,35 @@ def draw_pid() -> None:
             _thread.start_new_thread(int, ())  # its id is one of the same numbers
 
 
-class ProcessTrial:
+class Supervisor:
     """A trial in a separate process. One thread follows it; any may ``interrupt``."""
 
     def __init__(
         self,
-        order: TrialOrder,
+        job: TrialJob,
         allocation: Allocation,
         zygotes: CellZygotes,
         temporary: TemporaryFolders,
         node_store: NodeStore | None = None,
     ) -> None:
-        self.spec = spec = order.spec
+        self.spec = spec = job.spec
         self.seen = Observation()
         #: Its processes that cannot be ended.
         self.stuck: list[str] = []
-        self._order = order
+        self._job = job
         self._allocation = allocation
-        self._folder = order.folder
+        self._folder = job.folder
         self._zygotes = zygotes
         self._seed = random_seed() if spec.given_seed is None else spec.given_seed
         self._temporary = temporary
         self._node_store = node_store
-        self._place: TrialFolders | None = None
+        self._place: PrivateFolders | None = None
         self._collectors = load(spec.collect) if spec.collect else {}
         self._has_copy = False
         self._started_at = utc_now()
         self._start = time.monotonic()
         self.cell: PreparedCell | None = None
-        self._files: TrialFiles | None = None
+        self._files: FolderReader | None = None
         self._zygote: CellZygote | None = None
         self._source: Source | None = None
         self._ranks: list[Zygote] = []
@@ -195,23 +180,23 @@ class ProcessTrial:
 
     def start(self) -> None:
         """Hand the trial to a zygote. Never raises for what is the trial's own fault."""
-        order, allocation, cancelled = self._order, self._allocation, self._interrupted.is_set
+        job, allocation, cancelled = self._job, self._allocation, self._interrupted.is_set
         try:
-            self._zygote = zygote = self._zygotes.of(order, allocation)
-            self.cell = cell = zygote.prepare(order, allocation, cancelled)
+            self._zygote = zygote = self._zygotes.of(job, allocation)
+            self.cell = cell = zygote.prepare_cell(job, allocation, cancelled)
             for text in cell.info.config_warnings:
                 self._note(text)
-            for limit in (cell.info.timeout_sec, self.spec.limits.timeout, order.timeout):
+            for limit in (cell.info.timeout_sec, self.spec.limits.timeout, job.timeout):
                 if limit is not None:
                     self.seen.timeout = float(limit)
             if self._collectors:  # which may write there from their start
                 collecting.make_folders(self._folder, self._collectors)
-                order = collecting.prepared(order, self._collectors)
-                self._zygote = zygote = self._zygotes.of(order, allocation)
-            self._source = source = zygote.acquire(order, allocation, self._seed, cancelled)
+                job = collecting.with_collectors(job, self._collectors)
+                self._zygote = zygote = self._zygotes.of(job, allocation)
+            self._source = source = zygote.acquire(job, allocation, self._seed, cancelled)
             server = source.zygote
             assert server is not None
-            mode, is_here, here = cell.plan.mode, own_rank() == 0, order.inherited
+            mode, is_here, here = cell.plan.mode, own_rank() == 0, job.inherited
             self._folder.mkdir(parents=True, exist_ok=True)  # not before: another run would put it away meanwhile
             self._place = place = make_place(
                 self.spec.trial_index,
@@ -229,19 +214,19 @@ class ProcessTrial:
                     self._has_copy = True
                 except OSError as error:
                     raise EnvironmentUnusable(f"--aorta-cwd copy: {here.cwd} cannot be copied: {error}") from None
-            self._files = TrialFiles(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
+            self._files = FolderReader(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
             self._start_index, self.seen.how_started = source.start.index, "as typed"
             if not self._is_typed:
                 self.seen.zygote = source.start.index if source.start.quota > 1 else None
                 self.seen.how_started = zygote.reason
-            payload = self._payload(cell, place, source, watch_imports=not (server.spec.fresh or zygote.has_learned))
+            argument = self._argument(cell, place, source, watch_imports=not (server.spec.fresh or zygote.has_learned))
             if self._has_rank_zygotes(mode) and not server.spec.fresh:
-                self._ranks = zygote.acquire_ranks(source, order, cell.plan.nproc, cancelled)
-                payload["rank_zygotes"] = len(self._ranks)
+                self._ranks = zygote.acquire_ranks(source, job, cell.plan.nproc, cancelled)
+                argument["rank_zygotes"] = len(self._ranks)
             draw_pid()
             self._handed_over = time.monotonic()
             self._task = server.start_task(
-                payload,
+                argument,
                 stdout=self._folder / "stdout.log",
                 stderr=self._folder / "stderr.log",
                 stacks=self._folder / STACKS,
@@ -256,7 +241,7 @@ class ProcessTrial:
                 self._kill_interrupted()
             if server.spec.fresh:
                 self.seen.phase = "import"
-                self._limit_import(start_limits(self._order).total)
+                self._limit_import(start_limits(self._job).total)
                 return
             with self._zygotes.lock:
                 sec, server.load_sec = server.load_sec, None  # of the first trial only
@@ -265,7 +250,7 @@ class ProcessTrial:
             self._start_clock(waited=sec is not None and server.loaded_at > self._start)
         except ZygoteUnwanted:
             pass  # it was interrupted
-        except (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError) as error:
+        except START_FAILURES as error:
             if not self._interrupted.is_set():
                 see_start_failure(self.seen, error, self.spec.workload.target, self._folder)
 
@@ -280,9 +265,11 @@ class ProcessTrial:
         forks = execution.isolation == "auto" and execution.elastic.start_method == "fork"
         return mode == "elastic" and forks and not is_multi_node(execution.elastic)
 
-    def _payload(self, cell: PreparedCell, place: TrialFolders, source: Source, *, watch_imports: bool) -> TrialPayload:
+    def _argument(
+        self, cell: PreparedCell, place: PrivateFolders, source: Source, *, watch_imports: bool
+    ) -> ChildArgument:
         spec = self.spec
-        hashes = {HASH_SEED: str(self._order.hash_seed(spec.trial_index))} if self._is_typed else {}
+        hashes = {HASH_SEED: str(self._job.hash_seed(spec.trial_index))} if self._is_typed else {}
         return {
             "target": spec.workload.target,
             "overrides": dict(spec.overrides),
@@ -313,7 +300,7 @@ class ProcessTrial:
             and cell.plan.mode == "single"
             and spec.execution.preload == "auto"
             and not self._is_typed,
-            "ends_fully": source.has_no_further_trial(self._order) and not self._is_typed,
+            "ends_fully": source.has_no_further_trial(self._job) and not self._is_typed,
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
             "source": cell.info.source,
@@ -366,12 +353,12 @@ class ProcessTrial:
 
     def finish(self) -> TrialResult:
         """Block until the trial's processes are gone, then build its record."""
-        spec, order, seen = self.spec, self._order, self.seen
+        spec, job, seen = self.spec, self._job, self.seen
         # While the trial still ends. A script has no seed; else, it may be that of a process started ahead.
         seed = None if spec.workload.target == SCRIPT_TARGET else self._seed
         number = spec.trial_index if self._is_typed else self._start_index
-        drawn = {"seed": seed, "hash_seed": None if number is None else order.hash_seed(number)}
-        request = request_of(spec, order.inherited, timeout=order.timeout).model_copy(update=drawn)
+        drawn = {"seed": seed, "hash_seed": None if number is None else job.hash_seed(number)}
+        request = request_of(spec, job.inherited, timeout=job.timeout).model_copy(update=drawn)
         while self._task is not None and self._advance():
             pass
         failure = conclude(seen)[1]
@@ -396,7 +383,7 @@ class ProcessTrial:
                     self._note(f"from attempt {state.attempt} on, {state.world_size} ranks instead of {before}")
                 before = state.world_size
         if is_command(spec.workload.target) and self._place is not None:
-            here = order.inherited
+            here = job.inherited
             results = None if here.results is None else Path(here.results)
             own = None if spec.execution.cwd == "here" else self._place.files
             opened = opened_files(self._folder, own, Path(here.cwd), results)
@@ -411,7 +398,7 @@ class ProcessTrial:
         crashed = failure is not None and failure.signal is not None
         if self._place is not None:
             if self._has_copy:
-                remove_unchanged(self._place.files, Path(order.inherited.cwd))
+                remove_unchanged(self._place.files, Path(job.inherited.cwd))
             artifacts |= clear_place(self._place, self._temporary, failed=failure is not None, in_use=bool(self.stuck))
         return build_record(
             spec,
@@ -423,7 +410,7 @@ class ProcessTrial:
             stacks=artifacts.get("stacks") if failure is None else stacks_to_read(seen, artifacts),
             crash=crash_text(stderr_to_read(seen, self._folder)) if crashed else None,
             request=request,
-            imposed=self._allocation.imposed(order.inherited.variables, spec.overlay),
+            imposed=self._allocation.imposed(job.inherited.variables, spec.overlay),
             side_by_side=self._allocation.side_by_side,
             collected=found,
         )
@@ -507,8 +494,8 @@ class ProcessTrial:
             self._start_clock(waited="import" in self.seen.phases_sec)
         elif message["type"] == "loaded":
             self.seen.phases_sec["import"] = float(message["sec"])
-            self._limit_import(start_limits(self._order).total)
-        elif (limit := start_limits(self._order).load) is not None:
+            self._limit_import(start_limits(self._job).total)
+        elif (limit := start_limits(self._job).load) is not None:
             self._limit_import(limit)
 
     def _follow_ranks(self, *, ready: bool) -> None:
@@ -517,7 +504,7 @@ class ProcessTrial:
             return
         self._import_limit, limit = None, self.seen.timeout
         if limit is not None and not ready:
-            self._import_limit = limit = max(limit, start_limits(self._order).total)
+            self._import_limit = limit = max(limit, start_limits(self._job).total)
         self._deadline = math.inf if limit is None else time.monotonic() + limit
         self._note_progress()
 
