@@ -28,21 +28,6 @@ def describe_exception(error: BaseException) -> dict[str, str]:
     return {"type": type(error).__qualname__, "message": _bounded(message), "traceback": _bounded(text)}
 
 
-#: How torch raises in a parent what was raised in a worker (``torch._utils.ExceptionWrapper``).
-_OF_A_WORKER = re.compile(r"Caught \w+ (in .+)\.\nOriginal Traceback")
-_TRACEBACK, _RAISED = "Traceback (most recent call last):\n", re.compile(r"^[\w.]+: ", re.MULTILINE)
-
-
-def own_message(message: str) -> str:
-    """Of an exception of a worker, what it says: ``cannot identify image file (in DataLoader worker process 1)``.
-
-    torch raises such a one in the parent, with a message that begins with the place and ends with the exception.
-    """
-    wrapped = _OF_A_WORKER.match(message)
-    raised = None if wrapped is None else _RAISED.search(message, message.rfind(_TRACEBACK))
-    return message if wrapped is None or raised is None else f"{message[raised.end() :].strip()} ({wrapped[1]})"
-
-
 def _bounded(text: str) -> str:
     if len(text) <= _LIMIT:
         return text
@@ -69,66 +54,6 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """The same without line breaks and runs of spaces, for a row of a table or a list."""
     return " ".join(printable(text).split())
-
-
-#: A line of faulthandler's that shows the runner and not the workload.
-_RUNNER_FRAME = re.compile(r'  File ".*/pytest_aorta/.*", line \d+ in ')
-
-
-def own_frames(traceback: Sequence[str]) -> list[str]:
-    """The lines of a traceback without the runner's own frames at its top."""
-    kept: list[str] = []
-    skipping = False
-    for line in traceback:
-        if line.startswith("  File "):
-            skipping = "/pytest_aorta/" in line
-        elif not line.startswith("    "):
-            skipping = False
-        if not skipping:
-            kept.append(line)
-    return kept
-
-
-def without_runner(lines: Iterable[str]) -> list[str]:
-    """Lines without the callers of the workload: in a stack, the runner's first frame and all below it."""
-    kept, below = [], False
-    for line in lines:
-        below = line.startswith("  File ") and (below or _RUNNER_FRAME.match(line) is not None)
-        if not below:
-            kept.append(line)
-    return kept
-
-
-#: Bytes of stacks that are looked at.
-_STACKS = 2**18
-
-#: In an excerpt of stacks: frames of each thread, and threads.
-_FRAMES, _THREADS = 4, 8
-
-_THREAD = re.compile(r"(Current thread|Thread) 0x")
-_START_OF_THREAD = re.compile(r'  File ".*/threading\.py", line \d+ in (run|_bootstrap|_bootstrap_inner)$')
-
-
-def stacks_excerpt(path: Path) -> list[str]:
-    """Of stacks that faulthandler has written: each thread's heading and its innermost frames, without the runner's."""
-    try:
-        with path.open("rb") as file:
-            text = printable(file.read(_STACKS).decode(errors="replace"))
-    except OSError:
-        return []
-    threads: list[list[str]] = []
-    for line in without_runner(text.split("\n")):
-        if _THREAD.match(line):
-            threads.append([line])
-        elif threads and line.startswith("  File ") and not _START_OF_THREAD.match(line):
-            threads[-1].append(line)
-    threads = [thread for thread in threads if len(thread) > 1]
-    kept = [
-        line
-        for thread in threads[:_THREADS]
-        for line in (*thread[: _FRAMES + 1], *_more(thread, _FRAMES + 1, "frames"))
-    ]
-    return [*kept, *_more(threads, _THREADS, "threads")]
 
 
 #: Libraries that are called for others, and the interpreter, which calls all; and functions by which a process ends.
@@ -158,10 +83,6 @@ def native_function(frames: Iterable[tuple[str, str]]) -> tuple[str, str]:
             return name, file
         innermost = innermost if innermost[0] else (name, file)
     return innermost
-
-
-def _more(several: Sequence[object], shown: int, what: str) -> list[str]:
-    return [f"  ... {len(several) - shown} more {what}"] if len(several) > shown else []
 
 
 def format_ranges(numbers: Iterable[int]) -> str:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import PurePosixPath
 from typing import Any
 
 from pytest_aorta.common.texts import ESCAPES, native_function, one_line
+from pytest_aorta.trials.tracebacks import HEADING, Frame, exceptions_in, failed_frames, native_frames, own_frames
 
 #: Characters of a line that are looked at.
 _LOOKED_AT = 2000
@@ -153,7 +153,7 @@ def words_of(message: str, host: str = "") -> str:
     line = lines[0] if lines else ""
     if line.rstrip().endswith(" raised:") and len(lines) > 1:
         line = f"{line.strip()} {lines[1].strip()}"
-    if any(each.endswith("Traceback (most recent call last):") for each in lines):
+    if any(each.endswith(HEADING) for each in lines):
         line = lines[-1]
     elif last_error := _LAST_ERROR.search(message):
         line = f"{line}: {last_error[1]}"
@@ -190,83 +190,6 @@ def shown(text: str) -> str:
 def bounded(text: str, longest: int = LONGEST) -> str:
     """The beginning of a text that is too long."""
     return text if len(text) <= longest else text[: longest - 1].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
-
-
-#: A frame of a traceback, also of one in an exception group; or one of ``faulthandler``, which has no second comma.
-_FRAME = re.compile(r'^[ |+]*File "(?P<file>[^"\n]*)", line (?P<line>\d+)(?:,? in (?P<name>[^\n]+))?$', re.MULTILINE)
-
-#: The heading of a traceback; a message may contain that of another process.
-_TRACEBACK = re.compile(r"^[^\n]*Traceback \(most recent call last\):$", re.MULTILINE)
-
-#: What is between the tracebacks of exceptions that follow from each other.
-_FOLLOWS = re.compile(
-    r"^(?:The above exception was the direct cause of|During handling of the above exception, another) .*$",
-    re.MULTILINE,
-)
-
-#: The heading of the thread that has crashed.
-_CRASHED = re.compile(r"^Current thread 0x[0-9a-f]+[^\n]*\(most recent call first\):$", re.MULTILINE)
-
-#: A frame in C, as ``faulthandler`` writes it since Python 3.14: ``Binary file "libx.so", at f+0x12 [0x7f...]``.
-_NATIVE = re.compile(
-    r'^  Binary file "(?P<file>[^"\n]*)", at (?P<name>[^\n]+?)(?:\+0x[0-9a-f]+)? \[[^\n]*$', re.MULTILINE
-)
-
-#: Files of this package, which call the workload, and which it may call.
-_RUNNER = re.compile(r"(?:^|/)pytest_aorta/(?:common|launch|plugin|probe|registry|runtime|trials|workspace)/")
-
-#: Files of libraries and of the interpreter, which the workload calls.
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One call."""
-
-    file: str
-    line: int
-    name: str
-
-    @property
-    def text(self) -> str:
-        """``train.py:88 in step``."""
-        path = PurePosixPath(self.file.replace("\\", "/"))
-        name = f"{path.parent.name}/{path.name}" if path.stem in ("__init__", "__main__") else path.name
-        return f"{name}:{self.line}" + (f" in {self.name}" if self.name not in ("", "<module>") else "")
-
-
-def frames_of(text: str) -> list[Frame]:
-    """The frames in which a process has failed, innermost first.
-
-    Of exceptions that follow from each other, those of the last; of several threads, those of the one that has crashed.
-    """
-    crashed = _CRASHED.search(text)
-    headings = [] if crashed else list(_TRACEBACK.finditer(text))
-    text = text[crashed.end() :].partition("\n\n")[0] if crashed else text[headings[-1].end() :] if headings else ""
-    found = [Frame(each["file"], int(each["line"]), each["name"] or "") for each in _FRAME.finditer(text)]
-    return found if crashed else found[::-1]
-
-
-def own_frames(frames: Sequence[Frame], target: str) -> list[Frame]:
-    """The frames of the user's code: not of the standard library, of installed packages, or of this one.
-
-    The package that the workload itself is in counts, also if it is installed. ``frames``: innermost first. ``target``:
-    of the workload, ``FILE:CLASS`` or ``MODULE:CLASS``; empty for not known.
-    """
-    module = target.rpartition(":")[0]
-    package = f"-packages/{module.partition('.')[0]}"
-    found: list[Frame] = []
-    for frame in frames:
-        if _RUNNER.search(frame.file):
-            if found:  # what follows has started the trial
-                break
-        elif module.endswith(".py"):
-            found += [frame] if frame.file == module or not _LIBRARY.search(frame.file) else []
-        elif not _LIBRARY.search(frame.file) or (
-            module and (f"{package}/" in frame.file or frame.file.endswith(f"{package}.py"))
-        ):
-            found.append(frame)
-    return found
 
 
 #: Types of exceptions that say less than any message, or the same.
@@ -414,7 +337,7 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
     if ended := _ended_worker(failure, (detected.get("worker") or {}).get("first") or ""):
         return Signature("exception", phase, message=ended)
     target = ((record.get("request") or {}).get("workload") or {}).get("target") or ""
-    frames = frames_of(text)
+    frames = failed_frames(text)
     if kind == "signal" and failure.get("signal"):
         said = next((found[1] for pattern in _ABORTED if (found := pattern.search(text))), "")
         if said:
@@ -423,8 +346,7 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
         else:
             own = own_frames(frames, target)
             called = frames[0].name if own and frames[0] != own[0] else ""
-            native = ((found["name"], found["file"]) for found in _NATIVE.finditer(text))
-            words = shown(native_function(native)[0] or called)
+            words = shown(native_function(native_frames(text))[0] or called)
         where = "" if _ELSEWHERE.search(words) else _place(frames, target)
         return Signature(kind, phase, shown(failure["signal"]), role, where, bounded(words))
     if kind in ("timeout", "stall"):
@@ -451,16 +373,11 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
     words = message if message == f"sys.exit({code})" else words_of(message, host).removeprefix(f"{type_name}: ")
     if _ELSEWHERE.search(words):
         return Signature(kind, phase, type_name, role, "", words)
-    # Of exceptions that follow from each other, the first.
-    first, *others = _FOLLOWS.split(text)
-    cause = ""
-    if others:
-        calls = list(_FRAME.finditer(first))
-        after = first[calls[-1].end() if calls else 0 :].splitlines()
-        raised = next((line for line in after if line and not line[0].isspace()), "")
-        name, _, reason = raised.partition(": ")
-        cause = _joined(": ", bounded(shown(name.rpartition(".")[2])), words_of(reason, host))
-        where = _place(frames_of(first), target)
+    cause, exceptions = "", exceptions_in(text)
+    if len(exceptions) > 1:
+        first = exceptions[0]
+        cause = _joined(": ", bounded(shown(first.type or "")), words_of(first.message, host))
+        where = _place(first.frames, target)
         cause = f"{cause} ({where})" if where else cause
     return Signature(kind, phase, type_name, role, _place(frames, target), words, cause)
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.texts import describe_exception, own_message
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.trials.command_line import CommandNotFound
 from pytest_aorta.trials.outcome import exit_failure
 from pytest_aorta.trials.records import Event, Failure, Phase, Send
 from pytest_aorta.trials.steps import StepClock, StepCounter
+from pytest_aorta.trials.tracebacks import own_message
 from pytest_aorta.trials.workload import CommandResult, NotAResult, read_result
 
 #: Least time between two progress events, in seconds; steps in between are not sent.

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.texts import own_message, read_tail
+from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.child.bootstrap.ranks import ask_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
 from pytest_aorta.launch.diagnosis.evidence import (
@@ -41,6 +41,7 @@ from pytest_aorta.launch.diagnosis.traces import (
 )
 from pytest_aorta.trials.records import Event, Failure, ResultRecord, event_of_rank, to_json
 from pytest_aorta.trials.steps import read_steps, step_file
+from pytest_aorta.trials.tracebacks import own_message
 
 #: Bytes that are read of an error file; at the end of a log in which a library says why it has ended its process.
 _ERROR_FILE, _TAIL = 2**20, 2**16

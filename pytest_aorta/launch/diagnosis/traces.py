@@ -8,29 +8,32 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.common.texts import own_message, read_tail
+from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.diagnosis.evidence import Location
 from pytest_aorta.trials.lines import is_of_metrics, plain_line
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.trials.records import Failure
+from pytest_aorta.trials.tracebacks import (
+    HEADING,
+    RAISED,
+    Frame,
+    RaisedException,
+    exceptions_in,
+    own_message,
+    threads_in,
+    type_and_message,
+)
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.outcome import Observation
 
 
-#: A thread's heading, and one of its frames, innermost first, as faulthandler writes them.
-_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
-_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.+)')
-
 #: Bytes of a dump that are looked at.
 _LOOKED_AT = 2**20
-
-#: Files of libraries and of the interpreter, which the workload calls.
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")
 
 #: Those of the interpreter that run no program.
 _STANDARD = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/|runpy\.py)|^<(?!frozen runpy)")
@@ -44,35 +47,13 @@ _WRAPPERS = {"wrapper", "inner", "wrapped", "decorate_context", "_fn", "<lambda>
 _COLLECTIVES = "/torch/distributed/distributed_c10d.py"
 
 
-@dataclass(frozen=True)
-class Frame:
-    file: str
-    line: int
-    name: str
-
-
 def read_dump(path: Path) -> list[list[Frame]]:
     """The first dump in a file; empty when there is none: the process has not reacted to the signal."""
     try:
         with path.open("rb") as file:
-            return parse_dump(file.read(_LOOKED_AT).decode(errors="replace"))
+            return threads_in(file.read(_LOOKED_AT).decode(errors="replace"))
     except OSError:
         return []
-
-
-def parse_dump(text: str) -> list[list[Frame]]:
-    """The threads of the first dump in a text, each with its innermost frame first; the main thread is the last."""
-    threads: list[list[Frame]] = []
-    before = ""
-    for line in text.splitlines():
-        if _THREAD.match(line):
-            if before:  # an empty line is between two threads, not between two dumps
-                break
-            threads.append([])
-        elif threads and (found := _FRAME.match(line)):
-            threads[-1].append(Frame(found["file"], int(found["line"]), found["name"]))
-        before = line
-    return threads
 
 
 def locate(threads: list[list[Frame]], source: str | None = None) -> Location | None:
@@ -86,7 +67,7 @@ def locate(threads: list[list[Frame]], source: str | None = None) -> Location | 
     if until < len(frames) and all(frame.file != source and _STANDARD.search(frame.file) for frame in inner):
         return None
     frames = inner
-    of_workload = (at for at, frame in enumerate(frames) if frame.file == source or not _LIBRARY.search(frame.file))
+    of_workload = (at for at, frame in enumerate(frames) if frame.file == source or not frame.is_of_a_library)
     own = next(of_workload, 0)
     of_torch = (frame.name for frame in reversed(frames) if frame.file.endswith(_COLLECTIVES))
     collective = next((name for name in of_torch if not name.startswith("_") and name not in _WRAPPERS), None)
@@ -106,7 +87,7 @@ def locate(threads: list[list[Frame]], source: str | None = None) -> Location | 
 def imports_a_library(threads: Sequence[Sequence[Frame]]) -> bool:
     """Whether the main thread imports an installed package or a module of Python, and runs no code of the program."""
     frames = threads[-1] if threads else []
-    inner = itertools.takewhile(lambda frame: _LIBRARY.search(frame.file) is not None, frames)
+    inner = itertools.takewhile(lambda frame: frame.is_of_a_library, frames)
     return any(frame.file.startswith("<frozen importlib") for frame in inner)
 
 
@@ -153,7 +134,7 @@ def waits_for_locks(threads: Sequence[Sequence[Frame]]) -> str | None:
 def _lock_of(frames: Sequence[Frame]) -> tuple[str, int, str, str] | None:
     """File, line, function and lock, where a thread waits for one."""
     at = next((at for at, frame in enumerate(frames) if not _WAITS.search(frame.file)), None)
-    if at is None or (at and frames[at - 1].name not in ("acquire", "__enter__")) or _LIBRARY.search(frames[at].file):
+    if at is None or (at and frames[at - 1].name not in ("acquire", "__enter__")) or frames[at].is_of_a_library:
         return None
     frame = frames[at]
     with contextlib.suppress(OSError, IndexError):
@@ -199,14 +180,8 @@ def crash_text(stderr: Path | None) -> str | None:
     return "\n".join([*words, *stacks])[:_KEPT]
 
 
-_HEADING = "Traceback (most recent call last):"
-_FRAME_OF_TRACEBACK = re.compile(r'^ +File "([^"]*)", line \d+, in .*$', re.MULTILINE)
-
 #: What torch puts before each line once the ranks know of each other.
 _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-
-#: The line that ends a traceback.
-_RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: (?P<message>.*))?")
 
 #: Of the lines after the first one of NCCL's error, those before what its last error was.
 _LINES_OF_NCCL = 3
@@ -244,16 +219,16 @@ def _printed(stderr: Path | str | None, *, crashed: bool = False) -> Failure | N
     """
     text = read_tail(stderr, _TAIL) if isinstance(stderr, Path) else stderr or ""
     lines = _PREFIX.sub("", text).splitlines()
-    starts = [number for number, line in enumerate(lines) if line == _HEADING]
+    starts = [number for number, line in enumerate(lines) if line == HEADING]
     if not starts:
         return None
     for number, line in enumerate(lines[starts[-1] + 1 :], starts[-1] + 1):
-        if line.startswith(" ") or not _RAISED.fullmatch(line):
+        if line.startswith(" ") or not RAISED.fullmatch(line):
             continue
         after = lines[number + 1 :]
         if crashed:
             stacks = after[next((at for at, each in enumerate(after) if _FATAL.match(each)), len(after)) :]
-            if "  <no Python frame>" not in stacks or any(map(_FRAME.match, stacks)):
+            if "  <no Python frame>" not in stacks or any(threads_in("\n".join(stacks))):
                 return None
         # An error of NCCL is in several lines.
         last = next((at for at, each in enumerate(after[:_LINES_OF_NCCL]) if each.startswith("Last error:")), None)
@@ -263,11 +238,8 @@ def _printed(stderr: Path | str | None, *, crashed: bool = False) -> Failure | N
 
 
 def _exception(text: str, traceback: str | None) -> Failure:
-    found = _RAISED.fullmatch(text.partition("\n")[0])
-    if found is None:
-        return Failure("run", "exception", text, traceback=traceback)
-    message = text[found.end("type") :].removeprefix(": ")
-    return Failure("run", "exception", own_message(message), found["type"].rpartition(".")[2], traceback)
+    kind, message = type_and_message(text)
+    return Failure("run", "exception", message if kind is None else own_message(message), kind, traceback)
 
 
 #: The peer is gone: gloo, TCPStore, NCCL and RCCL.
@@ -306,12 +278,6 @@ _OF_TORCH = re.compile(
     re.IGNORECASE,
 )
 _TYPES_OF_TORCH = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
-_CHAINED = re.compile(
-    r"^(?:The above exception was the direct cause of the following exception:"
-    r"|During handling of the above exception, another exception occurred:)$",
-    re.MULTILINE,
-)
-
 #: What a failure, or a line of a log, says of another rank.
 Relation = Literal["peer lost", "gave up"]
 
@@ -321,19 +287,11 @@ def relation_to_a_peer(failure: Failure) -> Relation | None:
 
     That is so where its type says so, where its innermost frame is there, or where its message names a part of it.
     """
-    parts = [part for part in _CHAINED.split(failure.traceback or "") if part.strip()] or [""]
-    for part in parts:
-        *_, (file, said) = [
-            ("", part),
-            *((found[1], part[found.end() :]) for found in _FRAME_OF_TRACEBACK.finditer(part)),
-        ]
-        type_name, text = failure.type, failure.message
-        if part is not parts[-1]:
-            lines = [line for line in said.splitlines() if line and not line.startswith(" ")]
-            raised = _exception("\n".join(lines), None)
-            type_name, text = raised.type, raised.message
-        of_torch = type_name in _TYPES_OF_TORCH or "/torch/distributed/" in file
-        if (relation := relation_in(text, of_torch=of_torch)) is not None:
+    *causes, last = exceptions_in(failure.traceback or "") or [RaisedException((), None, "")]
+    for raised in (*causes, replace(last, type=failure.type, message=failure.message)):
+        in_torch = bool(raised.frames) and "/torch/distributed/" in raised.frames[0].file
+        of_torch = in_torch or raised.type in _TYPES_OF_TORCH
+        if (relation := relation_in(raised.message, of_torch=of_torch)) is not None:
             return relation
     return None
 
@@ -416,6 +374,6 @@ def see_import_hang(
                 if text.strip():
                     (folder / name).write_text(text)
     where = target.rpartition(":")[0]
-    location = locate(parse_dump(stacks), where if where.endswith(".py") else None)
+    location = locate(threads_in(stacks), where if where.endswith(".py") else None)
     seen.phase, seen.timed_out, seen.timeout = "import", True, limit
     seen.location = None if location is None else location.text

@@ -36,7 +36,6 @@ from pytest_aorta.launch.diagnosis.evidence import AgentEnd, AttemptEvidence, La
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event, with_earlier
 from pytest_aorta.launch.diagnosis.traces import (
     STACKS,
-    Frame,
     imports_a_library,
     locate,
     read_dump,
@@ -61,6 +60,7 @@ from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.output import RETURNCODE
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
+from pytest_aorta.trials.tracebacks import Frame
 
 #: Ends of the names of files that stay, and of those that the processes of a trial have exchanged.
 _KEPT = (".log", "error.json", "collectives.json", "evidence.json")
