@@ -97,46 +97,75 @@ _CODES = re.compile(
 
 #: To keep digits: they become characters of a private area, which no rule changes.
 _HIDE = {ord(digit): 0xE000 + int(digit) for digit in "0123456789"}
+_SIGNS = (":", ": ", "=")
 _NUMBER_AT_END = re.compile(r"(?:0x[0-9a-f]+|\d+)$", re.IGNORECASE)
 _UNHIDE = {hidden: digit for digit, hidden in _HIDE.items()}
 
-_REPLACED = [
-    (re.compile(pattern, re.IGNORECASE), by)
-    for pattern, by in (
-        (r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>|,;()\[\]{}]+", "<url>"),
-        # absolute, relative to . .. or ~, of Windows, and relative ones of a file with an ending
-        (r"(?<![\w./>~-])(?:~|\.{1,2})?/[^\s'\"<>|:,;()\[\]{}=]+", "<path>"),
-        (r"(?<![\w/])[a-z]:\\[^\s'\"<>|:,;()\[\]{}]+", "<path>"),
-        (r"(?<![\w./>~-])(?:[\w.+-]+/)+[\w.+-]*\.[a-z]\w{0,7}\b(?!/)", "<path>"),
-        (r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", "#"),
-        (r"\btmp[a-z0-9_]{6,}\b", "#"),
-        # a host before its port, in brackets, or where its name has a digit and it is said what it is
-        (r"(?<![\w<.:-])[\w.:-]{1,100}<\d+>", "#"),
-        (r"(?<![\w\])])\[[a-z][\w.-]*\](?=:\d)", "[#]"),
-        (r"(?<= connect to \()[\w.-]+(?=, \d)", "#"),
-        (rf"(?<![\w-])((?:host|hostname|peer|server|connect to|connection (?:to|from)) ){_HOST}(?![\w-])", r"\1#"),
-        (r"(?<![\w-])((?:host|hostname|node|nodename|machine)(?:: ?|=))[a-z][\w.-]*\w", r"\1#"),
-        (r"(?<![\w-])((?:node|on|from) )(?=[\w.]*-[\w.-]*\d)[a-z][\w.-]*\w", r"\1#"),
-        (rf"(?<= on node ){_HOST}(?![\w-])", "#"),
-        (r"(?<![\w./-])(?!gfx|sha|sm)[a-z]{2,}\d{4,}(?![\w-])", "#"),
-        # hexadecimal digits where an address or the number of a device stands
-        (r"\b((?:device|address|addr|at|ip|sp|pc|ch|channel) )(?=[a-f]*\d)[0-9a-f]+(?![\w:.-])", r"\1#"),
+
+def _after(*words: str) -> str:
+    return "(?:" + "|".join(rf"(?<=(?<![\w-]){word})" for word in words) + ")"
+
+
+#: What stands in a path, without what ends it in a sentence.
+_OF_PATH = r"[^\s'\"<>|:,;()\[\]{}=]+"
+
+#: A number, with its digits in groups, as a version or with its unit; ``2x3`` of a shape.
+_A_NUMBER = r"[-+]?(?!0x)\d[\d_]*(?:\.\d+)*(?:e[-+]?\d+)?(?!\d)(?:(?:x\d+)+|\s?(?:[kmgt]i?b|bytes?)\b)?"
+
+#: The rule: a URL becomes ``<url>``, a path ``<path>``; ids, hosts, addresses, times and numbers become ``#``. The
+#: first form that a text has counts. Digits within a name are no number, but after the words that count equal things.
+_FORMS = {
+    "url": [r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>|,;()\[\]{}]+"],
+    "path": [
+        rf"(?<![\w./>~-])(?:~|\.{{1,2}})?/{_OF_PATH}",
+        rf"(?<![\w/])[a-z]:\\{_OF_PATH}",
+        r"(?<![\w./>~-])(?:[\w.+-]+/)+[\w.+-]*\.[a-z]\w{0,7}\b(?!/)",  # relative, of a file with an ending
+    ],
+    "id": [
+        r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b",
+        r"\btmp[a-z0-9_]{6,}\b",
+        r"\(nil\)|\b0x[0-9a-f]+(?:_[0-9a-f]+)*\b",
+        rf"{_after('device ', 'address ', 'addr ', 'at ', 'ip ', 'sp ', 'pc ', 'ch ', 'channel ')}"
+        r"(?=[a-f]*\d)[0-9a-f]+(?![\w:.-])",
+        r"(?<!\w)(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{8,}(?!\w)",
+    ],
+    "host": [  # before its port, in brackets, after a word that says what it is, or a name such as nid001277
+        r"(?<![\w<.:-])[\w.:-]{1,100}<\d+>",
+        r"(?<=(?<![\w\])]\[))[a-z][\w.-]*(?=\]:\d)",
+        r"(?<= connect to \()[\w.-]+(?=, \d)",
+        rf"{_after('host ', 'hostname ', 'peer ', 'server ', 'connect to ', 'connection to ', 'connection from ')}"
+        rf"{_HOST}(?![\w-])",
+        rf"{_after(*(word + sign for word in ('host', 'hostname', 'node', 'nodename', 'machine') for sign in _SIGNS))}"
+        r"[a-z][\w.-]*\w",
+        rf"{_after('node ', 'on ', 'from ')}(?=[\w.]*-[\w.-]*\d)[a-z][\w.-]*\w",
+        rf"(?<= on node ){_HOST}(?![\w-])",
+        r"(?<![\w./-])(?!gfx|sha|sm)[a-z]{2,}\d{4,}(?![\w-])",
+    ],
+    "numbered": [rf"(?<![a-z0-9])(?:{_NUMBERED})\d+(?![a-z0-9])"],
+    "number": [
+        r"\b\d{4}-\d\d-\d\d(?:[t ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?)?",
         # times, IPv6, MAC, buses
-        (r"(?<![\w:])(?=[0-9a-f:]*[0-9])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:])(?:[.,]\d+)?", "#"),
-        (r"\(nil\)", "#"),
-        (r"\b0x[0-9a-f]+(?:_[0-9a-f]+)*\b", "#"),
-        (r"(?<![\w.])[-+]?\d+(?:\.\d+)?e[-+]?\d+(?!\w)", "#"),
-        (r"(?<![\w])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{8,}(?![\w])", "#"),
-        (rf"(?<![a-z0-9])({_NUMBERED})\d+(?![a-z0-9])", r"\1#"),
-        (r"(?<=[a-z_\])#]\.)\d+(?![\w])", "#"),  # layers.3.mlp
-        (r"(?<=\w=)[-+]?(?:inf|nan|infinity)(?!\w)", "#"),
-        (r"\b\d{4}-\d\d-\d\d(?:[t ](?=[\d#]))?", "#"),
-        (r"(?<![a-z0-9.])[-+]?\d[\d_]*(?:\.\d+)*(?:e[-+]?\d+)?(?![\d])(?:\s?(?:[kmgt]i?b|bytes?)\b)?", "#"),
-        (r"(?<=#)(?:x\d+)+", ""),
-        (r"[-+]?#(?:[\s,:.x_-]*#)+", "#"),
-        (r"#,(?=\))", "#"),
-    )
-]
+        r"(?<![\w:])(?=[0-9a-f:]*\d)(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:])(?:[.,]\d+)?",
+        r"(?<=[a-z_\])#]\.)\d+(?!\w)",  # layers.3.mlp
+        r"(?<=\w=)[-+]?(?:inf|nan|infinity)(?!\w)",
+        rf"(?<![a-z0-9.]){_A_NUMBER}",
+    ],
+}
+_MASKED = re.compile("|".join(f"(?P<{kind}>{'|'.join(forms)})" for kind, forms in _FORMS.items()), re.IGNORECASE)
+
+#: A list of masked numbers is one, however long.
+_SEVERAL = re.compile(r"[-+]?#(?:[\s,:.x_-]*[-+]?#)+|#,(?=\))")
+
+
+def masked(text: str) -> str:
+    """A text without what differs from trial to trial: by the rule of ``_FORMS``, and lists of numbers as one."""
+
+    def mask(found: re.Match[str]) -> str:
+        if found.lastgroup == "numbered":
+            return found[0].rstrip("0123456789") + "#"
+        return f"<{found.lastgroup}>" if found.lastgroup in ("url", "path") else "#"
+
+    return _SEVERAL.sub("#", _MASKED.sub(mask, text))
 
 
 def words_of(message: str, host: str = "") -> str:
@@ -166,9 +195,7 @@ def words_of(message: str, host: str = "") -> str:
         if host:
             line = _named_alike(host).sub("#", line)
         line = _CODES.sub(lambda code: _NUMBER_AT_END.sub(lambda found: found[0].translate(_HIDE), code[0]), line)
-        for pattern, by in _REPLACED:
-            line = pattern.sub(by, line)
-        line = line.translate(_UNHIDE)
+        line = masked(line).translate(_UNHIDE)
     return bounded(line.strip())
 
 
