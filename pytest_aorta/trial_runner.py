@@ -20,7 +20,7 @@ from pytest_aorta.launch.launch_mode import (
 )
 from pytest_aorta.plan import Plan, PlanError, Selection
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trials.command_line import tells_what_it_reads, words_of
+from pytest_aorta.trials.command_line import command_words, tells_what_it_reads
 from pytest_aorta.trials.spec import IMPORTED_LATER, UNKNOWN, changed_files, differences, fingerprint, parts_of
 from pytest_aorta.workspace.trial_store import TrialStore, stamp
 
@@ -224,7 +224,7 @@ def _cannot_be_known(spec: TrialSpec, config: Mapping[str, Any], earlier: Mappin
     """Why it is not known what the result of a command depends on; empty where it is."""
     if not is_command(spec.workload.target) or config.get("depends") or earlier.get(IMPORTED_LATER):
         return ""
-    words = words_of(config["command"])
+    words = command_words(config["command"])
     if tells_what_it_reads(words):
         return ""
     return f"what {words[0]!r} reads is not known; --aorta-depends PATH says which files its result depends on"

@@ -281,7 +281,7 @@ def zygote_spec(
     return ZygoteSpec(
         command=words,
         environ=variables,
-        prepare="pytest_aorta.launch.child.trial_main:prepare",
+        prepare="pytest_aorta.launch.child.trial_main:prepare_trial",
         argument=argument,
         run="pytest_aorta.launch.child.trial_main:run",
         sys_path=sys_path,

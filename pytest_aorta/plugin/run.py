@@ -136,7 +136,7 @@ def deadline_of(item: pytest.Item, spec: TrialSpec) -> float | None:
 
 
 @dataclass(frozen=True)
-class FinishedTrial:
+class RecordToWrite:
     path: str
     result: dict[str, Any]
     resumed: bool = False
@@ -148,7 +148,7 @@ class ReportPayload:
     """What an item has to report: the exit status of its trial as far as known, its trials, lines for the summary."""
 
     exit_status: str | None = None
-    trials: list[FinishedTrial] = field(default_factory=list)
+    trials: list[RecordToWrite] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def to_plain(self, *, with_records: bool) -> dict[str, Any]:
@@ -394,14 +394,14 @@ class Prefetcher:
         for trial, _ in reversed(self._waiting.values()):
             trial.interrupt(why)
 
-    def close(self, why: str) -> list[FinishedTrial]:
+    def close(self, why: str) -> list[RecordToWrite]:
         self.interrupt(why)
         waiting, self._waiting = self._waiting, {}
         finished = []
         for trial, paths in waiting.values():
             record = trial.finish()
             if trial.started:
-                finished.append(FinishedTrial(str(paths.file), record.to_dict()))
+                finished.append(RecordToWrite(str(paths.file), record.to_dict()))
         for trial, paths in self._dropped:
             trial.finish()
             if trial.started and not paths.file_in(self._run.results).exists():
@@ -465,7 +465,7 @@ class Run:
         #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
         self.held_by: dict[str, str] = {}
         #: Trials that are over, and that no report has brought to the writer yet.
-        self.unreported: list[FinishedTrial] = []
+        self.unreported: list[RecordToWrite] = []
         #: What has interrupted pytest itself, between two phases of an item as well as in one.
         self.interrupted: str | None = None
         self.interrupted_at = math.inf  # in seconds of ``time.monotonic()``
@@ -544,7 +544,7 @@ class Run:
     def add_record(self, item: pytest.Item, paths: TrialPaths, record: TrialResult, resumed: bool = False) -> None:
         """Have the item's last report bring this record to the process that writes."""
         not_kept = self.runner.store.not_kept.pop(paths, ())
-        trial = FinishedTrial(str(paths.file), record.to_dict(), resumed, list(not_kept))
+        trial = RecordToWrite(str(paths.file), record.to_dict(), resumed, list(not_kept))
         payload = item.stash[PAYLOAD]
         payload.exit_status = record.exit_status
         payload.trials.append(trial)

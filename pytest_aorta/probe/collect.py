@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.texts import format_ranges, utc_now
-from pytest_aorta.probe.guard import Facts, Guard, ask, describe, keyed_lines, plain, printable, read_text
+from pytest_aorta.probe.guard import Facts, Guard, ask, describe, keyed_lines, plain_data, printable, read_text
 from pytest_aorta.probe.host import accelerator, compilers, host, mhz, runtime_context
 from pytest_aorta.probe.loaded import ModuleCount, Watch, libraries, note_sources
 from pytest_aorta.probe.software import git_state, installed_distributions, packages, torch_build, torch_state
@@ -115,7 +115,7 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     }
     sections: Facts = {}
     with guard.probe("python"):
-        sections["python"] = plain(
+        sections["python"] = plain_data(
             {
                 "version": platform.python_version(),
                 "build": sys.version,
@@ -130,7 +130,7 @@ def collect_static(source: Path | None = None) -> StaticEnv:
         )
     for name, probe in probes.items():
         with guard.probe(name):
-            sections[name] = plain(probe())
+            sections[name] = plain_data(probe())
     clock, start = None, time.perf_counter()
     with contextlib.suppress(OSError):
         clock = mhz(_CLOCK.format(min(os.sched_getaffinity(0))))
@@ -163,10 +163,10 @@ def of_interpreter(static: StaticEnv, python: str) -> StaticEnv:
     installed: dict[str, str] = {}
     with guard.probe("python"):
         told = json.loads(ask([python, "-c", _TELL], _TELLS_WITHIN))
-        sections["python"] = plain(told["python"])
+        sections["python"] = plain_data(told["python"])
         for name, version in told["installed"]:
             installed.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
-        sections["packages"] = plain(packages(installed))
+        sections["packages"] = plain_data(packages(installed))
         if told["python"]["prefix"] != told["python"]["base_prefix"]:
             settings = keyed_lines(Path(told["python"]["prefix"], "pyvenv.cfg"), "=")
             venv = {

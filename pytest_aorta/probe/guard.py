@@ -26,7 +26,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def plain(value: object) -> Any:
+def plain_data(value: object) -> Any:
     """``value`` rebuilt from dict, list, str, int, float, bool and None; NaN and infinities become their names."""
     if value is None or isinstance(value, bool):
         return value
@@ -37,11 +37,11 @@ def plain(value: object) -> Any:
             return float(value)
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return dict(zip(map(printable, map(str, value)), map(plain, value.values()), strict=True))
+        return dict(zip(map(printable, map(str, value)), map(plain_data, value.values()), strict=True))
     if isinstance(value, list | tuple):
-        return list(map(plain, value))
+        return list(map(plain_data, value))
     if isinstance(value, set | frozenset):
-        return sorted(map(plain, value), key=str)
+        return sorted(map(plain_data, value), key=str)
     return printable(str(value))
 
 
@@ -74,7 +74,7 @@ class Guard:
         for name, probe in probes.items():
             found[name] = None
             with self.probe(f"{section}.{name}"):
-                found[name] = plain(probe())
+                found[name] = plain_data(probe())
         return found
 
 

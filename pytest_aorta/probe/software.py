@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pytest_aorta.probe.guard import Facts, Guard, ask, plain, words
+from pytest_aorta.probe.guard import Facts, Guard, ask, plain_data, words
 
 # Distributions: versions of those that matter, and a digest of them all
 
@@ -53,7 +53,7 @@ def packages(installed: Mapping[str, str]) -> Facts:
 
 def package_list(installed: Mapping[str, str]) -> Facts:
     """``digest`` as in ``packages``, ``count``, and ``versions`` of all distributions, as plain data."""
-    listing: Facts = plain({**packages(installed), "versions": dict(sorted(installed.items()))})
+    listing: Facts = plain_data({**packages(installed), "versions": dict(sorted(installed.items()))})
     return listing
 
 

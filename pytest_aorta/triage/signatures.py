@@ -168,7 +168,7 @@ def masked(text: str) -> str:
     return _SEVERAL.sub("#", _MASKED.sub(mask, text))
 
 
-def words_of(message: str, host: str = "") -> str:
+def message_words(message: str, host: str = "") -> str:
     """One line of a message that is the same for every trial that fails for this reason.
 
     It is the first line with anything on it, with the next one where that says what was ``raised:``; of a message
@@ -186,7 +186,7 @@ def words_of(message: str, host: str = "") -> str:
         line = lines[-1]
     elif last_error := _LAST_ERROR.search(message):
         line = f"{line}: {last_error[1]}"
-    line, before = shown(line[:_LOOKED_AT]), None
+    line, before = on_one_line(line[:_LOOKED_AT]), None
     while before != line:  # a replacement can bring two others side by side
         before = line
         line = _BEFORE.sub("", line)
@@ -209,7 +209,7 @@ def _named_alike(host: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w.-]){name}(?:\.[a-z][\w-]*)*(?![\w-])", re.IGNORECASE)
 
 
-def shown(text: str) -> str:
+def on_one_line(text: str) -> str:
     """A text on one line, without what a terminal takes for a command."""
     return one_line(" ".join(ESCAPES.sub("", text).split()))
 
@@ -369,41 +369,43 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
         said = next((found[1] for pattern in _ABORTED if (found := pattern.search(text))), "")
         if said:
             last_error = _LAST_ERROR.search(text)
-            words = words_of(f"{said}\n{last_error[0]}" if last_error else said, host)
+            words = message_words(f"{said}\n{last_error[0]}" if last_error else said, host)
         else:
             own = own_frames(frames, target)
             called = frames[0].name if own and frames[0] != own[0] else ""
-            words = shown(native_function(native_frames(text))[0] or called)
+            words = on_one_line(native_function(native_frames(text))[0] or called)
         where = "" if _ELSEWHERE.search(words) else _place(frames, target)
-        return Signature(kind, phase, shown(failure["signal"]), role, where, bounded(words))
+        return Signature(kind, phase, on_one_line(failure["signal"]), role, where, bounded(words))
     if kind in ("timeout", "stall"):
         where, called = _hung(record, failure)
         # The C function in which the collector ``native`` has found the rank that is blamed, or the only process.
         native_data = ((record.get("collected") or {}).get("native") or {}).get("data") or {}
-        called = called or shown((native_data.get(f"rank_{failure.get('rank') or 0}") or {}).get("function") or "")
+        called = called or on_one_line(
+            (native_data.get(f"rank_{failure.get('rank') or 0}") or {}).get("function") or ""
+        )
         return Signature(kind, phase, "", "rank" if record.get("ranks") else role, where, called)
     if kind == "exit_code":
-        words = words_of(message, host) if code is None else f"exit code {code}"
+        words = message_words(message, host) if code is None else f"exit code {code}"
         if not role:  # of ranks, the lines are of all of them, and say what has followed from the cause as well
             last = _LAST_WORDS.match(message)
             said = [name for name in detected if name != "nan" or last is None]
             if said:
                 words = f"{words} ({said[0]})"
             elif last is not None:
-                words = f"{words}: {words_of(last[1], host)}"
+                words = f"{words}: {message_words(last[1], host)}"
         return Signature(kind, phase, "", role, message=bounded(words))
     if kind == "result" and not failure.get("type"):
         ranks = (rank for rank in record.get("ranks") or () if rank["rank"] == failure.get("rank"))
         result = next((rank["result"] for rank in ranks if rank.get("result")), record["result"])
         return Signature(kind, phase, "", role, message=_details(result, host))
-    type_name = bounded(shown(failure.get("type") or ""))
-    words = message if message == f"sys.exit({code})" else words_of(message, host).removeprefix(f"{type_name}: ")
+    type_name = bounded(on_one_line(failure.get("type") or ""))
+    words = message if message == f"sys.exit({code})" else message_words(message, host).removeprefix(f"{type_name}: ")
     if _ELSEWHERE.search(words):
         return Signature(kind, phase, type_name, role, "", words)
     cause, exceptions = "", exceptions_in(text)
     if len(exceptions) > 1:
         first = exceptions[0]
-        cause = _joined(": ", bounded(shown(first.type or "")), words_of(first.message, host))
+        cause = _joined(": ", bounded(on_one_line(first.type or "")), message_words(first.message, host))
         where = _place(first.frames, target)
         cause = f"{cause} ({where})" if where else cause
     return Signature(kind, phase, type_name, role, _place(frames, target), words, cause)
@@ -432,8 +434,8 @@ def _place(frames: Sequence[Frame], target: str) -> str:
     if not own:
         return ""
     caller = next((frame for frame in own if frame.file != own[0].file), None)
-    place = bounded(shown(own[0].text), _PLACE)
-    return place if caller is None else f"{place}, from {bounded(shown(caller.text), _PLACE)}"
+    place = bounded(on_one_line(own[0].text), _PLACE)
+    return place if caller is None else f"{place}, from {bounded(on_one_line(caller.text), _PLACE)}"
 
 
 def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, str]:
@@ -450,20 +452,20 @@ def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, s
     message = (hung[0] if hung else failure.get("message") or "")[-_END:]
     if locks := _LOCKS.search(message):
         places = [f"{found[2]}:{found[3]} in {found[1]}" for found in _LOCK.finditer(locks[1])]
-        return bounded(shown(", ".join(places)), _PLACE), "wait for locks"
+        return bounded(on_one_line(", ".join(places)), _PLACE), "wait for locks"
     found = _HUNG.search(message)
     if found is None:
         return "", ""
     place = Frame(found["file"], int(found["line"]), found["name"] or "").text
-    return bounded(shown(place), _PLACE), bounded(shown(found["called"] or ""))
+    return bounded(on_one_line(place), _PLACE), bounded(on_one_line(found["called"] or ""))
 
 
 def _details(result: Mapping[str, Any], host: str) -> str:
     for detail in result.get("failure_details") or ():
         if isinstance(detail, Mapping):
             words = {key: value for key, value in detail.items() if key not in _NOT_WHAT and isinstance(value, str)}
-            texts = [words_of(words.pop(key), host) for key in _WHAT if key in words]
-            texts += [words_of(f"{key} {value}", host) for key, value in words.items()]
+            texts = [message_words(words.pop(key), host) for key in _WHAT if key in words]
+            texts += [message_words(f"{key} {value}", host) for key, value in words.items()]
             if texts:
                 return bounded(", ".join(filter(None, texts[:_WORDS])))
     return "passed=False"

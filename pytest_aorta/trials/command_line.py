@@ -69,7 +69,7 @@ class CommandNotFound(Exception):
     """There is no such program or script; the message is for the user, and a traceback is of no use."""
 
 
-def words_of(command: object) -> list[str]:
+def command_words(command: object) -> list[str]:
     """The words of a command, as a shell splits them; nothing is expanded.
 
     Raises:
@@ -124,7 +124,7 @@ def _by_shell(command: str) -> str:
 
 def checked_command(command: object) -> str:
     """A command whose words can be told apart; ``ValueError`` with what would be valid."""
-    words_of(command)
+    command_words(command)
     return str(command)
 
 
@@ -388,6 +388,6 @@ def python_line(words: Sequence[str], path: str) -> PythonLine | None:
 
 def line_of(command: str, path: str) -> PythonLine | None:
     """The line of a command that every trial has in common; ``None`` as ``python_line``."""
-    words = words_of(command)
+    words = command_words(command)
     line = python_line(words, path)
     return None if line is None or placeholders_in([line.name]) else line

@@ -225,13 +225,13 @@ def _status_with(failure: Failure) -> ExitStatus:
     return "infrastructure_failed" if failure.type == CANNOT_JUDGE and not failure.is_late else _status_of(failure)
 
 
-def place(phase: Phase) -> str:
+def describe_phase(phase: Phase) -> str:
     return {"launch": "launching", "import": "importing", "exit": "its exit"}.get(phase, f"{phase}()")
 
 
 def timeout_failure(seen: Observation) -> Failure:
     limit = f" of {seen.timeout:g} s" if seen.timeout is not None else ""
-    where = place(seen.phase)
+    where = describe_phase(seen.phase)
     message = f"the deadline{limit} passed in {where}"
     if seen.stalled is not None:
         message = f"no progress for {seen.stalled:g} s in {where}"

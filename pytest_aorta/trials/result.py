@@ -32,11 +32,11 @@ ExitStatus = Literal["ok", "workload_failed", "infrastructure_failed", "timeout"
 _REPR = 200
 
 
-class _Record(BaseModel):
+class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
-class Claim(_Record):
+class Claim(_Part):
     """Something that an environment claims, whether it is true (null where that is not known), and what was found."""
 
     claim: str
@@ -44,7 +44,7 @@ class Claim(_Record):
     found: str
 
 
-class ExecutionEnv(_Record):
+class ExecutionEnv(_Part):
     """The environment that the trial was started in.
 
     ``verified`` says whether the trial has seen what ``image``, ``venv`` and ``rocm`` claim: false if one is wrong;
@@ -63,7 +63,7 @@ class ExecutionEnv(_Record):
     source_package: str
 
 
-class Imposed(_Record):
+class Imposed(_Part):
     """What a run has imposed on a trial, which would not have it alone; ``None`` and empty for nothing.
 
     ``threads``: computing threads of each process; ``cpus``: those that it may run on; ``devices``: ids of those that
@@ -76,7 +76,7 @@ class Imposed(_Record):
     variables: dict[str, str] = Field(default_factory=dict)
 
 
-class SideBySide(_Record):
+class SideBySide(_Part):
     """How many trials could run at a time: ``slots`` of each host, or of each of xdist's ``workers``.
 
     ``cores``: physical cores of the trial's host that they may use; ``None`` where it is not known. ``slot``: the one
@@ -91,7 +91,7 @@ class SideBySide(_Record):
     job: str | None = None
 
 
-class Elastic(_Record):
+class Elastic(_Part):
     """What the agent of a distributed trial did.
 
     ``launcher``: ``command`` where the command of the trial has started its ranks again by itself.
@@ -105,7 +105,7 @@ class Elastic(_Record):
     launcher_variables: dict[str, str] = Field(default_factory=dict)
 
 
-class RequestedWorkload(_Record):
+class RequestedWorkload(_Part):
     """Where the class of a workload is: ``target`` is ``module:Class``, or ``/absolute/file.py:Class``."""
 
     name: str
@@ -113,7 +113,7 @@ class RequestedWorkload(_Record):
     source_package: str
 
 
-class RequestedEnvironment(_Record):
+class RequestedEnvironment(_Part):
     """An environment without its variables, which are in the overlay; ``launcher`` is its prefix."""
 
     name: str
@@ -126,7 +126,7 @@ class RequestedEnvironment(_Record):
     source_package: str
 
 
-class Request(_Record):
+class Request(_Part):
     """All that is needed to run a trial again, besides the cell and index of its record.
 
     ``overlay``: the variables that were set for it; ``ambient``: the values that each variable which any cell of the
@@ -165,7 +165,7 @@ class Request(_Record):
     sys_path: list[str] = Field(default_factory=list)
 
 
-class StartedBy(_Record):
+class StartedBy(_Part):
     """The test that has started a trial: its node id, of a marked test without the part that says which trial it is.
 
     ``options``: those that it gave, in short; ``digest``: of all that it chose besides environment and mitigations.
@@ -176,7 +176,7 @@ class StartedBy(_Record):
     digest: str = ""
 
 
-class ReplayOf(_Record):
+class ReplayOf(_Part):
     """The record that a trial was run again from: its file, how that trial ended, and what differs now."""
 
     file: str
@@ -186,7 +186,7 @@ class ReplayOf(_Record):
     differences: list[str] = Field(default_factory=list)
 
 
-class Collected(_Record):
+class Collected(_Part):
     """What a collector has found: its options, a sentence (empty for nothing), data, its problems, and files."""
 
     options: Free = Field(default_factory=dict)
@@ -196,7 +196,7 @@ class Collected(_Record):
     artifacts: list[str] = Field(default_factory=list)
 
 
-class TrialResult(_Record):
+class TrialResult(_Part):
     """The complete record of one trial. ``to_dict`` and ``from_dict`` round-trip without loss.
 
     A record that contradicts itself is refused: only a trial that is ``ok`` has passed, and its ``failure``, if it has

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import environment_label, identifier
-from pytest_aorta.probe.guard import plain
+from pytest_aorta.probe.guard import plain_data
 from pytest_aorta.probe.variables import DIGEST, REDACTED, recorded_variables
 from pytest_aorta.trials.execution import DEFAULTS, PLACES, Execution, Limits, Resources
 from pytest_aorta.trials.records import canonical_json
@@ -249,11 +249,11 @@ def recorded_parts(parts: Parts, imported_later: Mapping[str, str], modules: Seq
     ``imported_later``: digests of the source files that were imported after the preparation of the cell; ``modules`` of
     installed distributions that were imported at all, where that is known.
     """
-    recorded: Parts = plain(parts)  # names and paths that are no UTF-8 cannot be written
+    recorded: Parts = plain_data(parts)  # names and paths that are no UTF-8 cannot be written
     for name in _ELSEWHERE:
         recorded.pop(name, None)
-    later = {IMPORTED_LATER: plain(imported_later)} if imported_later else {}
-    return {**recorded, **later, **({IMPORTED_MODULES: plain(list(modules))} if modules else {})}
+    later = {IMPORTED_LATER: plain_data(imported_later)} if imported_later else {}
+    return {**recorded, **later, **({IMPORTED_MODULES: plain_data(list(modules))} if modules else {})}
 
 
 def parts_of(record: TrialResult) -> Parts:

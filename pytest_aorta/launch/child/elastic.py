@@ -50,7 +50,7 @@ from pytest_aorta.launch.child.recorder import (
     use_recorder,
 )
 from pytest_aorta.launch.child.rendezvous import NodeExchange, close_stores, open_store, rendezvous
-from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, snapshot, use_seed
+from pytest_aorta.launch.child.workload_main import load, prepare_workload, run_workload, snapshot, use_seed
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, AttemptEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
 from pytest_aorta.launch.launch_mode import LOOPBACK, ChildArgument, free_port, is_multi_node, node_rank
@@ -60,13 +60,13 @@ from pytest_aorta.runtime.zygote import LentFork
 from pytest_aorta.runtime.zygote_main import arm
 from pytest_aorta.trials.command_line import (
     COMMAND_TARGET,
+    command_words,
     fill_in,
     located,
     module_path,
     placeholders_in,
     program_not_found,
     runnable,
-    words_of,
 )
 from pytest_aorta.trials.execution import DEFAULTS, TRIAL_SEED, ElasticOptions, enter, take_place
 from pytest_aorta.trials.lifecycle import failure_of
@@ -115,7 +115,7 @@ def run_rank(payload: ChildArgument, *, prepared: bool = True, relay: Send | Non
         finally:
             end["sec"] = time.monotonic() - start
             send(end)
-        prepare(payload)
+        prepare_workload(payload)
     use_seed(seed)
     with contextlib.suppress(OSError):
         serve_recorder(str(sockets / socket))
@@ -315,7 +315,7 @@ def run_script(payload: ChildArgument, send: Send) -> None:
 def run_command_ranks(payload: ChildArgument, send: Send) -> None:
     send({"type": "env", "env": snapshot(payload["watched"])})
     config = resolve_config(load_class(COMMAND_TARGET), payload["overrides"], payload["steps"]).value
-    words, path = words_of(config.command), os.environ.get("PATH", os.defpath)
+    words, path = command_words(config.command), os.environ.get("PATH", os.defpath)
     start = located(fill_in(words, os.environ))
     if (problem := program_not_found(start, path)) is not None:
         failure = Failure("setup", "exception", problem, "CommandNotFound")

@@ -71,7 +71,7 @@ class _Fresh:
 _fresh: _Fresh | None = None
 
 
-def prepare(command: str) -> None:
+def prepare_script(command: str) -> None:
     """Make this process one that trials of a command are forked from, where that can be.
 
     Call before its streams or its search path are changed further.

@@ -26,14 +26,14 @@ from pytest_aorta.trials.seeding import rank_seed
 from pytest_aorta.trials.steps import step_file
 
 
-def prepare(argument: WorkloadArgument) -> dict[str, Any]:
+def prepare_trial(argument: WorkloadArgument) -> dict[str, Any]:
     """Describe what was loaded; import what an earlier trial has imported, and torch's agent where trials need it."""
-    description = workload_main.prepare(argument)
+    description = workload_main.prepare_workload(argument)
     forks = argument.get("forks_programs", False) and argument.get("import_seed") is None
     if argument["target"] == COMMAND_TARGET and forks and description["config_error"] is None:
         from pytest_aorta.launch.child import script
 
-        script.prepare(argument["overrides"]["command"])
+        script.prepare_script(argument["overrides"]["command"])
     if learned := argument.get("learned"):
         workload_main.import_learned(learned, argument.get("cores"))
     if description["launch_mode"] in ("distributed", SCRIPT):

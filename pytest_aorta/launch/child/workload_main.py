@@ -34,7 +34,7 @@ from pytest_aorta.probe.software import package_list
 from pytest_aorta.probe.variables import recorded_variables, settings
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
-from pytest_aorta.trials.command_line import COMMAND_TARGET, takes_hash_seed, words_of
+from pytest_aorta.trials.command_line import COMMAND_TARGET, command_words, takes_hash_seed
 from pytest_aorta.trials.execution import HASH_SEED, NAMES, note_tmp
 from pytest_aorta.trials.installed import imported_modules
 from pytest_aorta.trials.lifecycle import Lifecycle
@@ -107,7 +107,7 @@ def _own_hash_seed() -> int | None:
     return None
 
 
-def prepare(argument: WorkloadArgument) -> dict[str, Any]:
+def prepare_workload(argument: WorkloadArgument) -> dict[str, Any]:
     """Describe the workload that was loaded, or the script or command; take the snapshot of what will not change."""
     global _static, _sources, _startup, _class
     target = argument["target"]
@@ -228,7 +228,7 @@ def run_workload(
     config = resolve_config(cls, payload["overrides"], payload["steps"]).value
     own_hashes = hash_seed
     if HASH_SEED in os.environ and own_hashes is None and config.observe != "none":
-        own_hashes = int(os.environ[HASH_SEED]) if takes_hash_seed(words_of(config.command)) else None
+        own_hashes = int(os.environ[HASH_SEED]) if takes_hash_seed(command_words(config.command)) else None
     drawn = replace(seeds.record(), hash=own_hashes)
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": drawn})
     supported = getattr(cls, "trial_isolation_supported", ())

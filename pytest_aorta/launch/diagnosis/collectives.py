@@ -89,10 +89,10 @@ def find_mismatch(
             found[each.group, each.number][rank].append(each)
 
     # Of several groups, that in which it came first: what comes later may follow from it.
-    def place(item: tuple[object, Mapping[int, Sequence[Collective]]]) -> int:
+    def first_position(item: tuple[object, Mapping[int, Sequence[Collective]]]) -> int:
         return min(entered[rank].index(those[0]) for rank, those in item[1].items())
 
-    for (group, number), by_rank in sorted(found.items(), key=place):
+    for (group, number), by_rank in sorted(found.items(), key=first_position):
         ranks_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for rank, those in sorted(by_rank.items()):
             ranks_of[tuple(f"{each.name}{each.of and f' of {each.of}'}" for each in those)].append(rank)

@@ -20,8 +20,8 @@ from pytest_aorta.launch.diagnosis.waits import WaitGraph
 from pytest_aorta.trials.outcome import (
     Observation,
     after_step,
+    describe_phase,
     exit_failure,
-    place,
     signal_name,
     timeout_failure,
     unpassed_failure,
@@ -294,7 +294,7 @@ class _Case:
             late = self.first_failure is not None and (end.at or 0.0) - self.first_failure > _AT_ONCE
             was_ended = end.exitcode == -signal.SIGTERM or (end.exitcode == -signal.SIGKILL and late)
         reported = next((seen.failures[phase] for phase in _IN_ORDER if phase in seen.failures), None)
-        where = f"{place(seen.phase)}{after_step(seen)}"
+        where = f"{describe_phase(seen.phase)}{after_step(seen)}"
         if reported is not None:
             at = reported.at or 0.0
             late = (stopped_at := self._stopped_at(rank)) is not None and at > stopped_at
@@ -684,7 +684,7 @@ def agent_failure(trial: AttemptEvidence) -> Failure | None:
     code = agent.returncode or 0
     if code < 0:
         name = signal_name(-code)
-        return Failure(phase, "signal", f"{agent.name} was ended by {name} in {place(phase)}", signal=name)
+        return Failure(phase, "signal", f"{agent.name} was ended by {name} in {describe_phase(phase)}", signal=name)
     if agent.error is not None:
         text = f"{agent.error.get('type', '')}: {agent.error['message']}"
         hint = next((f"; {hint}" for pattern, hint in _HINTS.items() if re.search(pattern, text)), "")

@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_aorta.launch.environment import PreparedCell, WorkloadInfo, of_start, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
-from pytest_aorta.launch.host.starts import Start, StartPlan
+from pytest_aorta.launch.host.starts import StartPlan, ZygoteStart
 from pytest_aorta.launch.job import TrialJob
 from pytest_aorta.launch.launch_mode import is_command, resolve_launch
 from pytest_aorta.runtime.zygote import StartLimits, Zygote, ZygoteError, ZygoteSpec, ZygoteTimeout, ZygoteUnwanted
@@ -110,7 +110,7 @@ class Source:
     the zygotes of its ranks from rank 1 on, each with hashes of its own, as where each rank is a program.
     """
 
-    start: Start
+    start: ZygoteStart
     learned: tuple[str, ...] = ()
     spec: ZygoteSpec | None = None
     zygote: Zygote | None = None

@@ -17,7 +17,7 @@ from pytest_aorta.launch.child.rank_files import read_log
 from pytest_aorta.launch.environment import interpreter
 from pytest_aorta.launch.job import TrialJob
 from pytest_aorta.launch.launch_mode import LaunchModeError, is_command
-from pytest_aorta.trials.command_line import words_of
+from pytest_aorta.trials.command_line import command_words
 from pytest_aorta.trials.records import RankRecord
 from pytest_aorta.trials.result import Collected
 
@@ -51,7 +51,7 @@ def with_collectors(job: TrialJob, collectors: Mapping[str, Collector]) -> Trial
     spec = job.spec
     variables: dict[str, str] = {}
     prefix: tuple[str, ...] = ()
-    words = words_of(spec.overrides["command"]) if is_command(spec.workload.target) else ()
+    words = command_words(spec.overrides["command"]) if is_command(spec.workload.target) else ()
     for name, collector in collectors.items():
         context = Context(
             folder=(job.folder / FOLDER / name).absolute(),

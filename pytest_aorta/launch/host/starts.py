@@ -33,7 +33,7 @@ _SENTINEL, _LEVEL = 20, 0.01
 
 
 @dataclass(eq=False)
-class Start:
+class ZygoteStart:
     """One process that trials of a cell are forked from.
 
     Attributes:
@@ -74,7 +74,7 @@ class StartPlan:
     number: int = 0
     step: int = 1
     fixed: int | None = None
-    starts: list[Start] = field(default_factory=list)
+    starts: list[ZygoteStart] = field(default_factory=list)
     #: Seconds of the starts and trials so far, and what a start has taken of a core.
     start_sec: list[float] = field(default_factory=list)
     start_cpu_sec: float = math.inf
@@ -106,8 +106,8 @@ class StartPlan:
             return f"a process for each trial: {costs}"
         return f"up to {math.ceil(self._quota())} trials from one start: {costs}"
 
-    def new_start(self) -> Start:
-        start = Start(self.number + self.step * len(self.starts))
+    def new_start(self) -> ZygoteStart:
+        start = ZygoteStart(self.number + self.step * len(self.starts))
         self.starts.append(start)
         return start
 
@@ -124,7 +124,7 @@ class StartPlan:
             return 1
         return self._quota()
 
-    def ended(self, start: Start, passed: bool | None, sec: float) -> None:
+    def ended(self, start: ZygoteStart, passed: bool | None, sec: float) -> None:
         """A trial has ended; ``passed`` is ``None`` for one that says nothing."""
         self.trial_sec.append(sec)
         if passed is None:
@@ -156,7 +156,7 @@ class StartPlan:
         return max(1, min(most, max(self.count, _TRIALS_OF_ONE) / wanted))
 
 
-def differ(starts: Sequence[Start]) -> bool:
+def differ(starts: Sequence[ZygoteStart]) -> bool:
     """Whether processes of their own fail more often, or less often, than forks that share a process.
 
     Fisher's exact test at 1 %. A shared start whose trials all ended alike counts as one: its trials may have to.
