@@ -10,15 +10,14 @@ has the same one in every fresh interpreter, too.
 from __future__ import annotations
 
 import hashlib
-import importlib.abc
-import importlib.machinery
 import random
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from pytest_aorta.trials.installed import WatchedImports
 from pytest_aorta.trials.records import Seeds
 
 #: Of a seed; what every JSON reader takes for an integer.
@@ -76,7 +75,7 @@ def generator_state(name: str) -> list[Any]:
     return plain
 
 
-class ProcessSeeds(importlib.abc.MetaPathFinder):
+class ProcessSeeds(WatchedImports):
     """The seeds of this process's generators, from now on; one instance per process and per fork.
 
     Attributes:
@@ -94,7 +93,7 @@ class ProcessSeeds(importlib.abc.MetaPathFinder):
         for name in GENERATORS:
             if name in sys.modules:
                 self._seed(name, derived_seed(seed, name))
-        sys.meta_path.insert(0, self)
+        super().__init__()
 
     def _seed(self, name: str, seed: int) -> None:
         self.given[name] = seed
@@ -174,24 +173,13 @@ class ProcessSeeds(importlib.abc.MetaPathFinder):
                 generators[name] = derived_seed(self.seed, name)
         return Seeds(self.seed, generators, sorted(self.kept))
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of the other finders, with a loader that has the module's generator seeded after its import."""
-        if fullname not in self._waited_for:
-            return None
-        self._waited_for.discard(fullname)
-        spec = None
-        for finder in sys.meta_path:
-            if spec is None and finder is not self:
-                spec = finder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            execute = loader.exec_module
+    def wants(self, name: str) -> bool:
+        """The first import of a generator that is not loaded yet."""
+        is_new = name in self._waited_for
+        self._waited_for.discard(name)
+        return is_new
 
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._seed(fullname, derived_seed(self.seed, fullname))
-
-            loader.exec_module = exec_module
-        return spec
+    def execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
+        """Seed a generator right after its import."""
+        execute(module)
+        self._seed(name, derived_seed(self.seed, name))

@@ -36,7 +36,7 @@ from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
 from pytest_aorta.trials.command_line import COMMAND_TARGET, command_words, takes_hash_seed
 from pytest_aorta.trials.execution import HASH_SEED, NAMES, note_tmp
-from pytest_aorta.trials.installed import imported_modules
+from pytest_aorta.trials.installed import WatchedImports, imported_modules
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
     INSTALLED,
@@ -321,7 +321,18 @@ def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None
             os.environ.pop(_MEMO, None)
 
 
-class LearnedImports(importlib.abc.MetaPathFinder):
+class _InstalledImports(WatchedImports):
+    """Watches modules of distributions that run code, and none of the standard library."""
+
+    def wants(self, name: str) -> bool:
+        return name.partition(".")[0] not in sys.stdlib_module_names
+
+    def concerns(self, spec: importlib.machinery.ModuleSpec) -> bool:
+        has_code = spec.origin is not None and super().concerns(spec)
+        return has_code and any(folder in INSTALLED for folder in str(spec.origin).split(os.sep))
+
+
+class LearnedImports(_InstalledImports):
     """Reports each import from site-packages that is not part of another one, in order.
 
     It ends with the first one that could not have come before the trial with the same effect, or with the trial's
@@ -332,7 +343,7 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         self._seeds = seeds
         self._send = send
         self._over = self._importing = False
-        sys.meta_path.insert(0, self)
+        super().__init__()
         self.move_here()
 
     def move_here(self) -> None:
@@ -347,23 +358,20 @@ class LearnedImports(importlib.abc.MetaPathFinder):
             with contextlib.suppress(OSError):  # the workload has closed the channel
                 self._send({"type": "imports_over", "note": note})
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of the other finders; with a loader that reports, where it leads into a distribution."""
+    def wants(self, name: str) -> bool:
         elsewhere = threading.get_ident() != self._thread
-        if self._over or os.getpid() != self._process or (self._importing and not elsewhere):
-            return None
-        spec = _spec_elsewhere(self, fullname, path, target)
-        if spec is None or not _is_installed(spec):
-            return spec
-        if elsewhere:
-            self.end(f"{fullname}: a thread imported it")
-        else:
-            _execute_by(spec, self._execute)
-        return spec
+        over = self._over or os.getpid() != self._process or (self._importing and not elsewhere)
+        return not over and super().wants(name)
 
-    def _execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
+    def concerns(self, spec: importlib.machinery.ModuleSpec) -> bool:
+        if not super().concerns(spec):
+            return False
+        if threading.get_ident() != self._thread:
+            self.end(f"{spec.name}: a thread imported it")
+            return False
+        return True
+
+    def execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
         before = _state(name)
         own = {it: value for it, value in self._expected.items() if not it.startswith(("random", "the output"))}
         if not (self._over or self._importing) and (changed := _difference(own, before)) is not None:
@@ -390,13 +398,13 @@ class LearnedImports(importlib.abc.MetaPathFinder):
                 self._send({"type": "imported", "module": name})
 
 
-class TimedImports(importlib.abc.MetaPathFinder):
+class TimedImports(_InstalledImports):
     """Times each import from site-packages that is not part of another one, in the thread that makes this."""
 
     def __init__(self) -> None:
         self._sec: dict[str, float] = {}
         self._thread, self._importing = threading.get_ident(), False
-        sys.meta_path.insert(0, self)
+        super().__init__()
 
     def end(self) -> dict[str, float]:
         """Watch no longer; the seconds by module, of those that took some."""
@@ -404,17 +412,10 @@ class TimedImports(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
         return {name: sec for name, sec in self._sec.items() if sec >= _SLOW_IMPORT}
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if self._importing or threading.get_ident() != self._thread:
-            return None
-        spec = _spec_elsewhere(self, fullname, path, target)
-        if spec is not None and _is_installed(spec):
-            _execute_by(spec, self._execute)
-        return spec
+    def wants(self, name: str) -> bool:
+        return not self._importing and threading.get_ident() == self._thread and super().wants(name)
 
-    def _execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
+    def execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
         if self._importing:
             execute(module)
             return
@@ -427,36 +428,6 @@ class TimedImports(importlib.abc.MetaPathFinder):
 
 #: Seconds of an import that is worth a word.
 _SLOW_IMPORT = 0.05
-
-
-def _spec_elsewhere(
-    finder: importlib.abc.MetaPathFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-) -> importlib.machinery.ModuleSpec | None:
-    """The spec that the other finders have; none of a module of the standard library."""
-    if fullname.partition(".")[0] in sys.stdlib_module_names:
-        return None
-    finders = [each for each in sys.meta_path if each is not finder and hasattr(each, "find_spec")]
-    return next(filter(None, (each.find_spec(fullname, path, target) for each in finders)), None)
-
-
-def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
-    """Whether it leads into a distribution, and runs code."""
-    has_code = spec.origin is not None and hasattr(spec.loader, "exec_module")
-    return has_code and any(folder in INSTALLED for folder in str(spec.origin).split(os.sep))
-
-
-def _execute_by(
-    spec: importlib.machinery.ModuleSpec, around: Callable[[str, Callable[[ModuleType], object], ModuleType], None]
-) -> None:
-    """Have ``around`` run the module: with its name, and what executes it."""
-    loader: Any = spec.loader
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        loader.exec_module = execute
-        around(spec.name, execute, module)
-
-    loader.exec_module = exec_module
 
 
 def _state(importing: str | None = None) -> dict[str, Any]:
