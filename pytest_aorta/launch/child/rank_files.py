@@ -137,6 +137,12 @@ def write_start(folder: Path, ranks: Mapping[int, int], world_size: int, group: 
     _append(folder / "attempt.events", started)
 
 
+def begin_log(folder: Path, rank: int, pid: int) -> None:
+    """Begin the event log of a rank that writes none itself, in the ``folder`` of its attempt."""
+    _append(event_log(folder, rank), {"type": "env", "env": {"process": {"pid": pid}}})
+    log_event(folder, rank, {"type": "begin", "phase": "run"})
+
+
 def write_stop(folder: Path, at: float) -> None:
     """The ranks of an attempt's ``folder`` that still run were asked to end from then on."""
     _append(folder / "attempt.events", {"stopped_at": at})
@@ -213,7 +219,11 @@ def attempt_evidence(
     ``source`` is the workload's file.
     """
     trial = AttemptEvidence(launcher, attempt, agent=agent, overdue=overdue, stalled=stalled)
-    own = attempt_folder(folder, attempt)
+    own, processes = attempt_folder(folder, attempt), {}
+    if launcher == "script":
+        told = read_processes(folder)
+        move_files(folder, told)
+        processes = {each.pid: each for each in told}
     for entry in read_log(own / "attempt.events") or ():
         if "stopped_at" in entry:
             trial.stopped_at = trial.stopped_at or entry["stopped_at"]
@@ -222,7 +232,8 @@ def attempt_evidence(
         trial.ranks = list(map(RankEvidence, range(entry["world_size"])))
         for local_rank, rank in entry["ranks"]:
             started = RankEvidence(rank, local_rank, entry["host"], started=True)
-            trial.ranks[rank] = complete_rank(started, own, f"rank_{rank}.", folder.parent, source)
+            process = _process_of(read_rank(started, own).exit, processes) if launcher == "script" else None
+            trial.ranks[rank] = complete_rank(started, own, f"rank_{rank}.", folder.parent, source, process)
     return _settled(trial) if launcher == "script" else trial
 
 
@@ -249,12 +260,15 @@ def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
     return found
 
 
-def complete_rank(rank: RankEvidence, folder: Path, prefix: str, base: Path, source: str | None) -> RankEvidence:
-    """With what the rank has left in ``folder``, where its logs and its error file have names with this ``prefix``.
+def complete_rank(
+    rank: RankEvidence, folder: Path, prefix: str, base: Path, source: str | None, process: Process | None = None
+) -> RankEvidence:
+    """Add what the rank has left in ``folder``, where its logs and its error file have names with this ``prefix``.
 
-    Paths of logs become relative to ``base``; ``source`` is the workload's file.
+    Paths of logs become relative to ``base``; ``source`` is the workload's file. What a ``process`` has told counts
+    instead of an event log, which its rank does not write.
     """
-    found = read_rank(rank, folder)
+    found = read_rank(rank, folder) if process is None else process.tell(rank, f"{folder}/{prefix}")
     for stream in ("stdout", "stderr", "stacks"):
         path = folder / f"{prefix}{stream}.log"
         if path.exists() and (stream != "stacks" or path.stat().st_size > 0):  # an empty one is cleared away
@@ -360,9 +374,38 @@ class Process:
         reason = infer_exit_reason(code or 1, None, None)
         return replace(failure, exit_code=reason.exit_code, signal=reason.signal)
 
+    def tell(self, rank: RankEvidence, left: str) -> RankEvidence:
+        """Add what it has told to the evidence of its rank; ``left``: as of ``failure``."""
+        end, failure = self.end, self.failure(left)
+        at = self.lived if end is None else end.at
+        process: Event = {"type": "env", "env": {"process": {"pid": self.pid}}}
+        done: Event = {"type": "end", "phase": "run", "sec": (at or self.started) - self.started, "at": at}
+        events: list[Event] = [process, {"type": "begin", "phase": "run"}]
+        has_said = self.raised is not None or self.exits is not None
+        by_sigterm = end is not None and end.exitcode == -signal.SIGTERM
+        by_itself = end is not None and (end.stopped is False or (end.stopped is None and not by_sigterm))
+        wait = None
+        if failure is not None and (has_said or by_itself):
+            if by_sigterm and by_itself:
+                failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
+            events.append({**done, "failure": failure})
+            wait = ((self.exits if self.raised is None else self.raised) or {}).get("wait")
+        elif failure is None and (self.lived is not None or self.raised is not None):
+            events += [{**done, "result": ResultRecord(True)}, {"type": "lived", "at": at}]
+        return replace(rank, events=events, exit=end, wait=None if wait is None else Wait(**wait))
+
     def ended(self, code: int, at: float | None) -> None:
         """Note an end that no Python process has seen."""
         self.end = RankExit(code, self.pid, at, max(0.0, (at or self.started) - self.started))
+
+
+def _process_of(end: RankExit | None, processes: Mapping[int, Process]) -> Process | None:
+    """The process of a rank that its agent has seen end; it may have told nothing. ``processes``: by their ids."""
+    if end is None:
+        return None
+    started = (end.at or 0.0) - end.sec
+    silent = Process("", end.pid or 0, 0, "", started, lived=None if end.exitcode else end.at)
+    return replace(processes.get(end.pid or 0, silent), end=end)
 
 
 def read_processes(folder: Path) -> list[Process]:
@@ -415,32 +458,6 @@ def write_adopted_ends(folder: Path) -> None:
                     file.write(f"\n{end!r}\n")
 
 
-def begin_process(folder: Path, rank: int, pid: int) -> None:
-    """Begin the event log of a rank that writes none itself, in the ``folder`` of its attempt."""
-    _append(
-        event_log(folder, rank), {"type": "env", "env": {"process": {"pid": pid}}}, {"type": "begin", "phase": "run"}
-    )
-
-
-def end_process(folder: Path, rank: int, process: Process, left: str = "") -> None:
-    """Complete it; ``left`` as of ``Process.failure``."""
-    end, failure = process.end, process.failure(left)
-    at = process.lived if end is None else end.at
-    done: Event = {"type": "end", "phase": "run", "sec": (at or process.started) - process.started, "at": at}
-    has_said = process.raised is not None or process.exits is not None
-    by_sigterm = end is not None and end.exitcode == -signal.SIGTERM
-    by_itself = end is not None and (end.stopped is False or (end.stopped is None and not by_sigterm))
-    if failure is not None and (has_said or by_itself):
-        if by_sigterm and by_itself:
-            failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
-        _append(event_log(folder, rank), {**done, "failure": failure})
-        log_wait(folder, rank, ((process.exits if process.raised is None else process.raised) or {}).get("wait"))
-    elif failure is None and (process.lived is not None or process.raised is not None):
-        _append(event_log(folder, rank), {**done, "result": ResultRecord(True)}, {"type": "lived", "at": at})
-    if end is not None:
-        write_exit(folder, rank, end)
-
-
 def move_files(folder: Path, processes: list[Process]) -> None:
     """Move stacks and collectives of ranks into the folders of their attempts; remove what was read."""
     for process in processes:
@@ -464,11 +481,13 @@ def clear(folder: Path) -> None:
         (folder / PROCESSES).rmdir()
 
 
-def adopt_ranks(folder: Path, processes: list[Process], said: str, code: int = 0) -> list[int]:
-    """Write what is known of ranks into the files of their attempts; the attempts, in order.
+def adopt_ranks(
+    folder: Path, processes: list[Process], said: str, code: int = 0, source: str | None = None
+) -> list[AttemptEvidence]:
+    """The evidence of ranks that a command has started itself, attempt by attempt; moves their files to these.
 
-    ``said``: what the command has printed, and ``code`` that it has exited with, for launchers that are no Python
-    program.
+    ``said``: what the command has printed, and ``code`` its exit code, for launchers that are no Python program.
+    ``source``: the workload's file.
     """
     ranks = [process for process in processes if process.place is not None]
     _add_printed_ends(ranks, said, code)
@@ -477,25 +496,26 @@ def adopt_ranks(folder: Path, processes: list[Process], said: str, code: int = 0
         assert process.place is not None
         # The first: what else has its variables was started by it, or by a launcher that is no Python program.
         attempts.setdefault(process.place["attempt"], {}).setdefault(process.place["rank"], process)
-    for attempt, members in attempts.items():
+    trials = []
+    for attempt, members in sorted(attempts.items()):
         own = attempt_folder(folder, attempt)
         own.mkdir(parents=True, exist_ok=True)
+        move_files(folder, list(members.values()))
         places = {rank: process.place or {} for rank, process in members.items()}
         size = max([max(members) + 1, *(place["world"] or 0 for place in places.values())])
-        group = next((place["group"] for place in places.values() if place["group"]), "")
-        local = {(place["local"] if place["local"] is not None else rank): rank for rank, place in places.items()}
-        if len(local) < len(members):  # of several hosts
+        local = {rank: rank if place["local"] is None else place["local"] for rank, place in places.items()}
+        if len(set(local.values())) < len(members):  # of several hosts
             local = dict(zip(members, members, strict=True))
-        write_start(own, local, size, group)
         begun = min(process.started for process in members.values())
-        stops = [process.stops for process in processes if process.stops is not None and process.stops >= begun]
-        if stops:
-            write_stop(own, min(stops))
+        stops = (process.stops for process in processes if process.stops is not None and process.stops >= begun)
+        trial = AttemptEvidence("script", attempt, size, stopped_at=min(stops, default=None))
+        trial.group = next((place["group"] for place in places.values() if place["group"]), "")
+        trial.ranks = list(map(RankEvidence, range(size)))
         for rank, process in members.items():
-            begin_process(own, rank, process.pid)
-            end_process(own, rank, process)
-        move_files(folder, list(members.values()))
-    return sorted(attempts)
+            started = RankEvidence(rank, local[rank], socket.gethostname(), started=True)
+            trial.ranks[rank] = complete_rank(started, own, f"rank_{rank}.", folder.parent, source, process)
+        trials.append(_settled(trial))
+    return trials
 
 
 #: What launchers that are no Python programs print of a rank that has ended: its rank and how.

@@ -32,17 +32,13 @@ from torch.distributed.elastic.rendezvous.utils import _delay
 from torch.distributed.launcher import api as launcher_api
 
 from pytest_aorta.launch.child.rank_files import (
-    Process,
     attempt_evidence,
     attempt_folder,
-    begin_process,
-    end_process,
+    begin_log,
     event_log,
     keep_evidence,
-    move_files,
     read_log,
     read_new,
-    read_processes,
     read_rank,
     save_collectives,
     write_exit,
@@ -160,7 +156,7 @@ class RankRecorder(LogsSpecs):
         self.running = {self.ranks[local_rank]: pid for local_rank, pid in pids.items()}
         if self.launcher == "script":
             for rank, pid in self.running.items():
-                begin_process(attempt_folder(self.folder, self.attempt), rank, pid)
+                begin_log(attempt_folder(self.folder, self.attempt), rank, pid)
             if self.ready is None:
                 self.ready = time.monotonic()
                 self.send({"type": "ranks_ready"})
@@ -207,13 +203,9 @@ class RankRecorder(LogsSpecs):
                 continue
             now = time.time()
             end = RankExit(code, self.running.pop(rank), now, now - self._started, stopped)
-            if self.launcher == "script":
-                process = Process("", end.pid or 0, 0, "", self._started, lived=None if code else now)
-                process = next((it for it in read_processes(self.folder) if it.pid == end.pid), process)
-                process.end = end
-                end_process(folder, rank, process, f"{folder}/rank_{rank}.")
-                continue
             write_exit(folder, rank, end)
+            if self.launcher == "script":
+                continue
             seen = read_rank(RankEvidence(rank), folder).seen()
             if code == 0 and not (seen.finished or seen.result is not None or seen.failures):
                 left.add(local_rank)
@@ -235,8 +227,6 @@ class RankRecorder(LogsSpecs):
         request_stacks(self.running.values())
 
     def evidence(self, agent: AgentEnd | None = None) -> AttemptEvidence:
-        if self.launcher == "script":
-            move_files(self.folder, read_processes(self.folder))
         return attempt_evidence(self.folder, max(0, self.attempt), self.launcher, self._source, agent=agent)
 
     def on_restart(self, reason: AttemptReason) -> None:

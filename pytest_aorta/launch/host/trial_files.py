@@ -26,7 +26,6 @@ from pytest_aorta.launch.child.rank_files import (
     has_ended,
     keep_evidence,
     last_attempt,
-    move_files,
     read_evidence,
     read_processes,
     save_collectives,
@@ -53,7 +52,6 @@ from pytest_aorta.launch.launch_mode import (
     node_rank,
     own_rank,
 )
-from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.outcome import Observation
@@ -314,14 +312,13 @@ class FolderReader:
         processes = read_processes(folder)
         self._children = [each for each in processes if each.parent in {it.pid for it in processes}]
         code = 0 if seen.result is None else seen.result.metrics.get(RETURNCODE, 0)
-        attempts = adopt_ranks(folder, processes, said, code)
+        attempts = adopt_ranks(folder, processes, said, code, self._cell.info.source)
         clear(folder)
-        for attempt in attempts[:-1]:
-            trial = attempt_evidence(folder, attempt, "script", self._cell.info.source)
+        for trial in attempts[:-1]:
             keep_evidence(folder, trial)
             seen.attempts.append(attempt_event(trial)["attempt"])
         if seen.result is not None and seen.result.passed:
-            found = judge(self._evidence()) if attempts else None
+            found = judge(attempts[-1]) if attempts else None
             if found is not None and found.failure is None:
                 seen.see(ranks_event(found))
             drop_collectives(folder)
@@ -339,7 +336,7 @@ class FolderReader:
                 failure = failure_below(processes, own) or own
                 seen.failures["run"] = replace(failure, at=own.at)
             return
-        self._judge(self._evidence(overdue=overdue))
+        self._judge(replace(attempts[-1], overdue=overdue, stalled=seen.stalled))
 
     def _read_overdue(self, overdue: float) -> None:
         trial = self._evidence(overdue=overdue)
@@ -364,14 +361,14 @@ class FolderReader:
         )
 
     def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> AttemptEvidence:
+        is_script = self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET)
         launcher: Launcher = "torchrun" if self._cell.plan.mode == "torchrun" else "elastic"
-        if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET, COMMAND_TARGET):
-            launcher = "script"
-            move_files(self._folder, read_processes(self._folder))
-            clear(self._folder)
         source, attempt, stalled = self._cell.info.source, last_attempt(self._folder), self._seen.stalled
         limits = {"overdue": overdue, "stalled": stalled}
-        return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, **limits)
+        kind: Launcher = "script" if is_script else launcher
+        trial = attempt_evidence(self._folder, attempt, kind, source, agent=agent, **limits)
+        clear(self._folder)
+        return trial
 
     def _judge(self, trial: AttemptEvidence) -> None:
         found, seen = with_earlier(judge(trial), self._seen.attempts), self._seen
