@@ -64,8 +64,8 @@ def changes(then: TrialResult, now: TrialResult) -> list[str]:
     has_snapshot = bool(then.env.get("python"))
     if has_snapshot and now.env.get("python"):  # else one of them did not get as far as its snapshot
         environments = Environments(), Environments()
-        for record, found in zip((then, now), environments, strict=True):
-            found.add(record.to_dict())
+        for record, environment in zip((then, now), environments, strict=True):
+            environment.add(record.to_dict())
         others = differences_of_environments(*environments)
         lines += [str(each) for each in others if each.fact.section in _SECTIONS and each.fact.name not in overlaid]
     if then.seeds is None and not any(rank.seeds for rank in then.ranks):
@@ -151,12 +151,12 @@ def find_replays(files: Iterable[Path], variables: Mapping[str, str], hosts: tup
     ``variables``: values of those that records do not have, because they are secrets. ``hosts``: execnet
     specifications, where the trials are to run on others. Raises ``ReplayError`` with all problems, one per line.
     """
-    found: dict[Path, TrialResult] = {}
+    by_file: dict[Path, TrialResult] = {}
     problems = []
     for given in files:
         try:
             if not given.is_dir():
-                found[given.absolute()] = read_record(given)
+                by_file[given.absolute()] = read_record(given)
                 continue
             below = [file for file in sorted(given.rglob("trial_*.json")) if _TRIAL_FILE.fullmatch(file.name)]
             visible = [file for file in below if not any(it.startswith(".") for it in file.relative_to(given).parts)]
@@ -164,12 +164,12 @@ def find_replays(files: Iterable[Path], variables: Mapping[str, str], hosts: tup
             chosen = {file: record for file, record in records.items() if record.replay_of is None}
             if not chosen:
                 raise ReplayError(f"{given}: there is no trial file in this folder")
-            found.update(chosen)
+            by_file.update(chosen)
         except ReplayError as error:
             problems.append(str(error))
     replays: list[Replay] = []
     names: Counter[str] = Counter()
-    for file, record in found.items():
+    for file, record in by_file.items():
         try:
             spec = spec_of(record, variables, hosts)
         except ReplayError as error:

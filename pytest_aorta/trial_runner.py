@@ -240,11 +240,11 @@ def _code_identity(plans: list[Plan]) -> Mapping[str, str]:
             files[str(Path(where).absolute())] = Path(where).absolute()
             continue
         top = where.partition(".")[0]
-        found = importlib.util.find_spec(top)
-        if found is not None and found.submodule_search_locations:
+        module = importlib.util.find_spec(top)
+        if module is not None and module.submodule_search_locations:
             files |= package_files(top)
-        elif found is not None and found.origin:
-            files[str(found.origin)] = Path(found.origin)
+        elif module is not None and module.origin:
+            files[str(module.origin)] = Path(module.origin)
     return code_identity(files)
 
 

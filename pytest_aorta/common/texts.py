@@ -100,14 +100,14 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 def parse_ranges(text: str) -> list[range]:
     """``0-2,5`` as ``[range(0, 3), range(5, 6)]``: not joined; raises ``ValueError`` for anything else."""
-    found = []
+    ranges = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise ValueError(f"{part.strip()[:100]!r} is neither a number nor a range")
-        found.append(range(first, last + 1))
-    return found
+        ranges.append(range(first, last + 1))
+    return ranges
 
 
 def read_tail(path: Path, size: int) -> str:

@@ -74,8 +74,8 @@ def choose_engine(
     environment: Environment, which: Callable[[str], str | None] = shutil.which
 ) -> tuple[Engine, str] | None:
     """The engine to start, with its path; ``None`` where there is none."""
-    found = ((engine, which(engine)) for engine in candidates(environment))
-    return next(((engine, path) for engine, path in found if path is not None), None)
+    paths = ((engine, which(engine)) for engine in candidates(environment))
+    return next(((engine, path) for engine, path in paths if path is not None), None)
 
 
 def mounts(folders: Iterable[str], packages: Mapping[str, str]) -> list[Mount]:
@@ -169,8 +169,8 @@ def container_command(
     The container has its image's variables and the ``imposed`` ones, and nothing else of this process.
     """
     environment = spec.environment
-    found = choose_engine(environment, lambda name: shutil.which(name, path=inherited.variables.get("PATH")))
-    if environment.docker is None or found is None:
+    chosen = choose_engine(environment, lambda name: shutil.which(name, path=inherited.variables.get("PATH")))
+    if environment.docker is None or chosen is None:
         raise EnvironmentUnusable(
             f"environment {environment.name!r} ({environment.source_package}) is to be entered, but "
             f"{' or '.join(candidates(environment))} is not on PATH; other engines are launcher prefixes"
@@ -187,7 +187,7 @@ def container_command(
             folder = folder.parent
         folders.append(str(folder))
     prefix = run_command(
-        *found,
+        *chosen,
         environment.docker,
         mounts=mounts(folders, _packages()),
         cwd=inherited.cwd,
@@ -196,7 +196,7 @@ def container_command(
     )
     python = "python3" if environment.venv is None else str(Path(environment.venv).expanduser() / "bin" / "python")
     venv = {} if environment.venv is None else {"VIRTUAL_ENV": environment.venv}
-    behind = PrefixFacts({**venv, **imposed}, packages=PACKAGES, stop=(found[1], "kill", CONTAINER))
+    behind = PrefixFacts({**venv, **imposed}, packages=PACKAGES, stop=(chosen[1], "kill", CONTAINER))
     return (*prefix, *environment.launcher, python), behind
 
 
@@ -213,10 +213,10 @@ def _sources(sys_path: Sequence[str]) -> tuple[str, ...]:
 
 @functools.cache
 def _packages() -> Mapping[str, str]:
-    found = {name: importlib.util.find_spec(name) for name in ("pytest_aorta", "aorta_workloads")}
+    specs = {name: importlib.util.find_spec(name) for name in ("pytest_aorta", "aorta_workloads")}
     return {
         name: spec.submodule_search_locations[0]
-        for name, spec in found.items()
+        for name, spec in specs.items()
         if spec is not None and spec.submodule_search_locations
     }
 

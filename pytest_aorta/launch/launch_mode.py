@@ -388,8 +388,8 @@ class NodeStore:
         with self._lock, contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps([trial_id, nodes]) + "\n")
             self._process.stdin.flush()
-            found = cast(dict[str, str], json.loads(self._process.stdout.readline()))
-            return {int(node): host for node, host in found.items()}
+            hosts = cast(dict[str, str], json.loads(self._process.stdout.readline()))
+            return {int(node): host for node, host in hosts.items()}
         return None
 
     def close(self) -> None:

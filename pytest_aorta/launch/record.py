@@ -97,18 +97,18 @@ def request_of(
 def check_claims(environment: Environment, env: Mapping[str, Any], digest: str | None = None) -> list[Claim]:
     """Check what an environment claims; empty where it claims nothing."""
     image, venv, rocm = environment.docker, environment.venv, environment.rocm
-    found: dict[str, tuple[bool | None, str]] = {}
+    verdicts: dict[str, tuple[bool | None, str]] = {}
     if image is not None:
-        found[f"image {image}"] = _image(image, bool(environment.enter), env.get("runtime_context") or {}, digest)
+        verdicts[f"image {image}"] = _image(image, bool(environment.enter), env.get("runtime_context") or {}, digest)
     if venv is not None:
         prefix = (env.get("python") or {}).get("prefix")
         same = prefix == venv or (prefix and os.path.realpath(prefix) == os.path.realpath(os.path.expanduser(venv)))
-        found[f"venv {venv}"] = (bool(same), f"the interpreter's prefix is {'this' if same else prefix}")
+        verdicts[f"venv {venv}"] = (bool(same), f"the interpreter's prefix is {'this' if same else prefix}")
         if prefix is None:
-            found[f"venv {venv}"] = None, "it is not known which interpreter ran the trial"
+            verdicts[f"venv {venv}"] = None, "it is not known which interpreter ran the trial"
     if rocm is not None:
-        found[f"ROCm {rocm}"] = _rocm(rocm, env.get("torch") or {}, env.get("accelerator") or {})
-    return [Claim(claim=claim, verified=value, found=text) for claim, (value, text) in found.items()]
+        verdicts[f"ROCm {rocm}"] = _rocm(rocm, env.get("torch") or {}, env.get("accelerator") or {})
+    return [Claim(claim=claim, verified=value, found=text) for claim, (value, text) in verdicts.items()]
 
 
 def overall(claims: Sequence[Claim]) -> bool | None:
@@ -214,8 +214,8 @@ def build_record(
     env = seen.env or EnvSnapshot.unavailable("the trial's process took no snapshot").to_dict()
     mode = "single" if cell is None else cell.plan.mode
     environment, engine, digest = spec.environment, None, None
-    if environment.enter and (found := choose_engine(environment)):
-        engine = found[0]
+    if environment.enter and (chosen := choose_engine(environment)):
+        engine = chosen[0]
     if environment.docker:
         digest = image_digest(environment.docker, engine or "docker")
     claims = check_claims(environment, env, digest)

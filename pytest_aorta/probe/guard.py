@@ -70,12 +70,12 @@ class Guard:
 
     def facts(self, section: str, probes: Mapping[str, Callable[[], object]]) -> Facts:
         """One plain value per name; ``None``, and a reason under ``section.name``, for those whose probe raised."""
-        found: Facts = {}
+        facts: Facts = {}
         for name, probe in probes.items():
-            found[name] = None
+            facts[name] = None
             with self.probe(f"{section}.{name}"):
-                found[name] = plain_data(probe())
-        return found
+                facts[name] = plain_data(probe())
+        return facts
 
 
 def read_text(file: str | os.PathLike[str]) -> str:
@@ -92,12 +92,12 @@ def first_line(file: str | os.PathLike[str]) -> str | None:
 
 
 def keyed_lines(file: str | os.PathLike[str], separator: str = ":") -> dict[str, str]:
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in read_text(file).splitlines():
         key, separates, value = line.partition(separator)
         if separates:
-            found.setdefault(key.strip(), value.strip())
-    return found
+            values.setdefault(key.strip(), value.strip())
+    return values
 
 
 # What a trial sets for itself must not reach the tools that describe its machine: a preloaded library or another

@@ -46,12 +46,12 @@ Identity = tuple[int, ...]
 
 
 def _mapped() -> dict[str, bool]:
-    found: dict[str, bool] = {}
+    mapped: dict[str, bool] = {}
     for each in sorted(set(_MAPPED.findall(read_text(_MAPS)))):
         path = each.removesuffix(_GONE)
         if _SHARED_OBJECT.match(os.path.basename(path)):
-            found[path] = each.endswith(_GONE)
-    return found
+            mapped[path] = each.endswith(_GONE)
+    return mapped
 
 
 class _Linked(ctypes.Structure):
@@ -76,16 +76,16 @@ _noted: tuple[list[str], list[int], Facts] | None = None
 
 def _changes(folders: list[str]) -> list[int]:
     """What is another list when a library has been loaded, unloaded, or replaced on the disk."""
-    found: list[int] = []
+    counts: list[int] = []
     for folder in folders:
-        found.append(os.stat(folder).st_mtime_ns)
+        counts.append(os.stat(folder).st_mtime_ns)
 
     def look(linked: Any, size: int, data: object) -> int:
-        found.extend((linked.contents.adds, linked.contents.subs))
+        counts.extend((linked.contents.adds, linked.contents.subs))
         return 1  # of the first library, that is enough
 
     _libc.dl_iterate_phdr(_LOOK(look), None)
-    return found
+    return counts
 
 
 def libraries() -> Facts:
@@ -95,24 +95,24 @@ def libraries() -> Facts:
         if _noted is not None and _changes(_noted[0]) == _noted[1]:
             return _noted[2]
     mapped = _mapped()
-    found: Facts = {"count": len(mapped), "relevant": [], "replaced": []}
+    facts: Facts = {"count": len(mapped), "relevant": [], "replaced": []}
     for path, gone in mapped.items():
         if _RELEVANT.match(os.path.basename(path)):
-            found["relevant"].append(printable(path))
+            facts["relevant"].append(printable(path))
         if gone:
-            found["replaced"].append(printable(path))
+            facts["replaced"].append(printable(path))
     with contextlib.suppress(OSError):
         folders = sorted(set(map(os.path.dirname, mapped)))
-        _noted = folders, _changes(folders), found
-    return found
+        _noted = folders, _changes(folders), facts
+    return facts
 
 
 def file_identity(path: str) -> Identity:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 # Modules
@@ -245,9 +245,9 @@ def named_variables(names: Collection[str], seconds: float = PATIENCE) -> Facts:
     # The loader compares names of its own by their end alone, so that a search finds some of them only.
     answer = {**{name: ["the dynamic loader"] for name in names if name.startswith("LD_")}, **answer}
     labels = {name: answer.get(name, []) for name in names}
-    found: Facts = {"by": {name: {"count": len(each), "first": each[:_MOST_LABELS]} for name, each in labels.items()}}
+    facts: Facts = {"by": {name: {"count": len(each), "first": each[:_MOST_LABELS]} for name, each in labels.items()}}
     unsearched = sorted(set(answer.get(_UNSEARCHED, [])))
-    return {**found, "unsearched": unsearched[:_MOST_LABELS]} if unsearched else found
+    return {**facts, "unsearched": unsearched[:_MOST_LABELS]} if unsearched else facts
 
 
 #: Names of the modules that have been looked at, and their sources.
@@ -270,7 +270,7 @@ def search(
     files: Mapping[str, tuple[str, Identity]], names: Collection[str], folder: Path, deadline: float
 ) -> dict[str, list[str]]:
     """The labels of the ``files`` that contain each of the names; files are labels and identities, by path."""
-    found: dict[str, list[str]] = {}
+    labels: dict[str, list[str]] = {}
     for path, (label, identity) in files.items():
         try:
             if file_identity(path) != identity or not identity:
@@ -282,14 +282,14 @@ def search(
             for name in names:
                 holds = partial(_holds, content, os.fsencode(name), deadline)
                 if _kept(folder, (path, identity, name), holds) if len(content) >= _LARGE else holds():
-                    found.setdefault(name, []).append(label)
+                    labels.setdefault(name, []).append(label)
         except OSError:
-            found.setdefault(_UNSEARCHED, []).append(label)
-    return found
+            labels.setdefault(_UNSEARCHED, []).append(label)
+    return labels
 
 
 def _holds(content: bytes | mmap.mmap, word: bytes, deadline: float) -> bool:
-    """Whether the word is there as a whole; in a library also as the end of a longer one, because linkers merge them."""
+    """Whether the word is there as a whole; in a library also as the end of another one: linkers merge them."""
     is_source = isinstance(content, bytes)
     for start in range(0, len(content), _CHUNK):
         if time.monotonic() > deadline:
@@ -308,7 +308,7 @@ def _kept(folder: Path, question: object, find: Callable[[], Any]) -> Any:
     key = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:40]
     with contextlib.suppress(OSError, ValueError):
         return json.loads((folder / key).read_bytes())
-    found = find()
+    answer = find()
     with contextlib.suppress(OSError):
         files = list(os.scandir(folder))
         if len(files) >= _MOST_KEPT:
@@ -316,9 +316,9 @@ def _kept(folder: Path, question: object, find: Callable[[], Any]) -> Any:
                 os.unlink(entry)
         # Without tempfile, which a trial may not have imported: it brings a random generator along.
         unfinished = folder / f"{key}.{os.getpid()}.tmp"
-        unfinished.write_text(json.dumps(found), encoding="utf-8")
+        unfinished.write_text(json.dumps(answer), encoding="utf-8")
         os.replace(unfinished, folder / key)
-    return found
+    return answer
 
 
 def _cache_folder() -> Path | None:

@@ -119,11 +119,11 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
 
     Of variables with a list of devices, the number of them.
     """
-    found = {}
+    settings = {}
     for name, value in recorded_variables(environ).items():
         if (setting := as_setting(name, value)) is not None:
-            found[name] = setting
-    return found
+            settings[name] = setting
+    return settings
 
 
 def as_setting(name: str, value: str) -> str | None:
@@ -144,12 +144,12 @@ def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()
     else is recorded.
     """
     named = frozenset(overlay)
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     # Over the names, not the items: os.environ decodes each value that is looked at, and this runs in every trial.
     for name in environ:
         if name in named or ((name in NAMES or name.partition("_")[0] in FAMILIES) and not is_secret_name(name)):
-            found[printable(name)] = shown_value(name, environ[name])
-    return dict(sorted(found.items()))
+            variables[printable(name)] = shown_value(name, environ[name])
+    return dict(sorted(variables.items()))
 
 
 #: What pytest, its plugins and a shell set for each process.

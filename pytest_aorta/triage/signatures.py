@@ -160,10 +160,10 @@ _SEVERAL = re.compile(r"[-+]?#(?:[\s,:.x_-]*[-+]?#)+|#,(?=\))")
 def masked(text: str) -> str:
     """A text without what differs from trial to trial: by the rule of ``_FORMS``, and lists of numbers as one."""
 
-    def mask(found: re.Match[str]) -> str:
-        if found.lastgroup == "numbered":
-            return found[0].rstrip("0123456789") + "#"
-        return f"<{found.lastgroup}>" if found.lastgroup in ("url", "path") else "#"
+    def mask(match: re.Match[str]) -> str:
+        if match.lastgroup == "numbered":
+            return match[0].rstrip("0123456789") + "#"
+        return f"<{match.lastgroup}>" if match.lastgroup in ("url", "path") else "#"
 
     return _SEVERAL.sub("#", _MASKED.sub(mask, text))
 
@@ -194,7 +194,7 @@ def message_words(message: str, host: str = "") -> str:
             line = pattern.sub(by, line)
         if host:
             line = _named_alike(host).sub("#", line)
-        line = _CODES.sub(lambda code: _NUMBER_AT_END.sub(lambda found: found[0].translate(_HIDE), code[0]), line)
+        line = _CODES.sub(lambda code: _NUMBER_AT_END.sub(lambda number: number[0].translate(_HIDE), code[0]), line)
         line = masked(line).translate(_UNHIDE)
     return bounded(line.strip())
 
@@ -339,16 +339,16 @@ def signature_of(record: Mapping[str, Any], rules: Sequence[tuple[str, str]] = (
     """
     if record["exit_status"] == "ok":
         return None
-    found = _signature_of(record)
+    signature = _signature_of(record)
     if rules:
         failure = record.get("failure") or {}
         details = (each for each in record["result"].get("failure_details") or () if isinstance(each, Mapping))
         said = [value for each in details for value in each.values() if isinstance(value, str)]
-        texts = [found.text, failure.get("message") or "", failure.get("traceback") or "", *said]
+        texts = [signature.text, failure.get("message") or "", failure.get("traceback") or "", *said]
         for name, pattern in rules:
             if any(re.search(pattern, text, re.MULTILINE) for text in texts):
                 return Signature("named", "", message=name)
-    return found
+    return signature
 
 
 def _signature_of(record: Mapping[str, Any]) -> Signature:
@@ -366,7 +366,7 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
     target = ((record.get("request") or {}).get("workload") or {}).get("target") or ""
     frames = failed_frames(text)
     if kind == "signal" and failure.get("signal"):
-        said = next((found[1] for pattern in _ABORTED if (found := pattern.search(text))), "")
+        said = next((match[1] for pattern in _ABORTED if (match := pattern.search(text))), "")
         if said:
             last_error = _LAST_ERROR.search(text)
             words = message_words(f"{said}\n{last_error[0]}" if last_error else said, host)
@@ -421,7 +421,7 @@ def _ended_worker(failure: Mapping[str, Any], said: str) -> str:
     follows = failure["kind"] in ("signal", "exit_code") or failure.get("type") in _CLOSED
     if not _WORKER.search(message) and not (said and follows):
         return ""
-    signals = (found[1] or found[2] for found in _WORKER.finditer(f"{message}\n{text}\n{said}"))
+    signals = (match[1] or match[2] for match in _WORKER.finditer(f"{message}\n{text}\n{said}"))
     return _joined(": ", "a DataLoader worker ended", next(filter(None, signals), "").lower())
 
 
@@ -451,13 +451,13 @@ def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, s
     ]
     message = (hung[0] if hung else failure.get("message") or "")[-_END:]
     if locks := _LOCKS.search(message):
-        places = [f"{found[2]}:{found[3]} in {found[1]}" for found in _LOCK.finditer(locks[1])]
+        places = [f"{match[2]}:{match[3]} in {match[1]}" for match in _LOCK.finditer(locks[1])]
         return bounded(on_one_line(", ".join(places)), _PLACE), "wait for locks"
-    found = _HUNG.search(message)
-    if found is None:
+    match = _HUNG.search(message)
+    if match is None:
         return "", ""
-    place = Frame(found["file"], int(found["line"]), found["name"] or "").text
-    return bounded(on_one_line(place), _PLACE), bounded(on_one_line(found["called"] or ""))
+    place = Frame(match["file"], int(match["line"]), match["name"] or "").text
+    return bounded(on_one_line(place), _PLACE), bounded(on_one_line(match["called"] or ""))
 
 
 def _details(result: Mapping[str, Any], host: str) -> str:

@@ -88,9 +88,9 @@ def command_words(command: object) -> list[str]:
         raise ValueError(
             f"{expected}; for variables, --aorta-extra-env NAME=VALUE, or env NAME=VALUE before the program"
         )
-    if found := _of_a_shell(command):
+    if of_shell := _of_a_shell(command):
         raise ValueError(
-            f"no {found}, because no shell runs the command: "
+            f"no {of_shell}, because no shell runs the command: "
             f"for a shell, {_by_shell(command)}; "
             f"for the character itself, single quotes around the word"
         )
@@ -100,11 +100,11 @@ def command_words(command: object) -> list[str]:
 def _of_a_shell(command: str) -> str | None:
     """What a shell would replace or act on, and where it stands."""
     bare = _QUOTED.sub("\0", command)
-    if found := _SHELL_SYNTAX.search(bare):
-        return f"{found[0]!r} outside of quotes"
-    found = _IN_DOUBLE_QUOTES.search(_LITERAL.sub(lambda each: each[1] or "", command))
-    if found and not _SHELL.search(command):
-        return f"{found[0]!r} in double quotes"
+    if match := _SHELL_SYNTAX.search(bare):
+        return f"{match[0]!r} outside of quotes"
+    match = _IN_DOUBLE_QUOTES.search(_LITERAL.sub(lambda each: each[1] or "", command))
+    if match and not _SHELL.search(command):
+        return f"{match[0]!r} in double quotes"
     patterns = (word for word in bare.split() if "\0" not in word and re.search(r"[*?]", word))
     return next((f"{word!r} outside of quotes" for word in patterns if glob.glob(word)), None)
 
@@ -169,17 +169,17 @@ def files_in(words: Sequence[str]) -> list[str]:
     command writes, it names as well. What its Python processes read is known when they have run.
     """
     script = script_of(words)
-    found = dict.fromkeys([script] if script is not None else [])
+    scripts = dict.fromkeys([script] if script is not None else [])
     if os.sep in words[0] and not is_python(words[0]) and os.path.isfile(words[0]):
-        found |= dict.fromkeys([words[0]] if Path(words[0]).absolute().is_relative_to(Path.cwd()) else [])
-    texts = [*words, *map(_shell_script, found)]
+        scripts |= dict.fromkeys([words[0]] if Path(words[0]).absolute().is_relative_to(Path.cwd()) else [])
+    texts = [*words, *map(_shell_script, scripts)]
     for text in texts:  # grows
         for name in (text, *_SEPARATORS.split(text)):
             is_one = name.lower().endswith((*_SCRIPTS, *_CONFIGURATIONS)) and os.path.isfile(name)
-            if is_one and name not in found:
-                found[name] = None
+            if is_one and name not in scripts:
+                scripts[name] = None
                 texts.append(_shell_script(name))
-    return list(found)
+    return list(scripts)
 
 
 def _shell_script(file: str) -> str:
@@ -228,7 +228,7 @@ def _safe(text: str, limit: int) -> str:
 
 def fill_in(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """The words with ``{trial}``, ``{dir}`` and ``{seed}`` replaced by what a trial finds; all other braces stay."""
-    return [_PLACEHOLDER.sub(lambda found: environ[_PLACEHOLDERS[found[1]]], word) for word in words]
+    return [_PLACEHOLDER.sub(lambda match: environ[_PLACEHOLDERS[match[1]]], word) for word in words]
 
 
 def located(words: Sequence[str]) -> list[str]:
@@ -239,15 +239,15 @@ def located(words: Sequence[str]) -> list[str]:
     here, start = Path.cwd(), Path(start_folder())
     if here == start:
         return list(words)
-    found, script = [], _python_script(words)
+    files, script = [], _python_script(words)
     for number, word in enumerate(words):
         option, equals, value = word.rpartition("=")
         is_named = (
             word == script or value.lower().endswith((*_SCRIPTS, *_CONFIGURATIONS)) or (number == 0 and os.sep in word)
         )
         away = is_named and not (here / value).exists() and (start / value).is_file()
-        found.append(f"{option}{equals}{start / value}" if away else word)
-    return found
+        files.append(f"{option}{equals}{start / value}" if away else word)
+    return files
 
 
 def module_path(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -270,8 +270,8 @@ def program_not_found(words: Sequence[str], path: str) -> str | None:
     program = words[0]
     if shutil.which(program, path=path) is not None:
         script = _python_script(words)
-        found = script is None or os.path.exists(script)
-        return None if found else f"there is no file {script!r} in {os.getcwd()}{_alike(str(script))}"
+        exists = script is None or os.path.exists(script)
+        return None if exists else f"there is no file {script!r} in {os.getcwd()}{_alike(str(script))}"
     if os.sep not in program:
         if os.path.isfile(program):
             return f"{program!r} is no program in PATH, but a file here: python {program}, or ./{program}"
@@ -303,8 +303,8 @@ def runnable(words: Sequence[str], path: str) -> list[str]:
 
 
 def launcher_in(command: str) -> str | None:
-    found = _LAUNCHER.search(command)
-    return None if found is None else found[1] or found[2]
+    match = _LAUNCHER.search(command)
+    return None if match is None else match[1] or match[2]
 
 
 def tells_what_it_reads(words: Sequence[str]) -> bool:

@@ -20,8 +20,8 @@ _IN_SITE_PACKAGES = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 def imported_modules() -> list[str]:
     """Top-level modules of installed distributions that this process has imported, sorted."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    found = (_IN_SITE_PACKAGES.findall(file) for file in files if isinstance(file, str))
-    return sorted({names[-1].partition(".")[0] for names in found if names})
+    names_of_files = (_IN_SITE_PACKAGES.findall(file) for file in files if isinstance(file, str))
+    return sorted({names[-1].partition(".")[0] for names in names_of_files if names})
 
 
 def site_packages(venv: str | None) -> list[str]:

@@ -99,8 +99,8 @@ def shared_event(record: Mapping[str, Any]) -> str | None:
         return f"no space left on {place}"
     if is_in_doubt(record):
         return f"perhaps the end of {place}"
-    if found := _SHARED.match(message):
-        text = message if found[0] == INTERRUPTED else message[found.end() :]
+    if match := _SHARED.match(message):
+        text = message if match[0] == INTERRUPTED else message[match.end() :]
         return text if job is None else f"{text} ({place})"
     # A worker that died has taken one trial along.
     alone = failure["kind"] == "signal" and failure.get("signal") is None

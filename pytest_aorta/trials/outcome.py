@@ -269,14 +269,14 @@ def _ended_early(seen: Observation) -> Failure:
 
 def after_step(seen: Observation) -> str:
     """``, after step 3 of 10``; where ranks have come differently far, ``, after step 3 (rank 1) to 5 of 10``."""
-    found = {rank.rank: rank.progress for rank in seen.ranks if rank.progress is not None}
-    if not found and seen.progress is not None:
-        found = {0: seen.progress}
-    if not found:
+    progress = {rank.rank: rank.progress for rank in seen.ranks if rank.progress is not None}
+    if not progress and seen.progress is not None:
+        progress = {0: seen.progress}
+    if not progress:
         return ""
-    least = min(found, key=lambda rank: (found[rank].step, rank))
-    step, most = found[least].step, max(last.step for last in found.values())
-    total = found[least].total
+    least = min(progress, key=lambda rank: (progress[rank].step, rank))
+    step, most = progress[least].step, max(last.step for last in progress.values())
+    total = progress[least].total
     reached = f"{step}" if step == most else f"{step} (rank {least}) to {most}"
     return f", after step {reached}" + (f" of {total}" if total is not None else "")
 
@@ -351,13 +351,13 @@ def warnings_of(seen: Observation) -> list[str]:
     returned = [rank for rank in seen.ranks if rank.result is not None] if seen.ranks else []
     if not returned or (seen.result is not None and seen.result.output):  # the lines of all ranks
         return [] if seen.result is None else [*seen.result.output.get("warnings", ()), *doubts(seen.result)]
-    found: dict[str, list[int]] = {}
+    ranks_by_text: dict[str, list[int]] = {}
     for rank in returned:
         for text in doubts(rank.result) if rank.result is not None else ():
-            found.setdefault(text, []).append(rank.rank)
+            ranks_by_text.setdefault(text, []).append(rank.rank)
     return [
         f"rank {ranks[0]}" + (f" and {len(ranks) - 1} more" if len(ranks) > 1 else "") + f": {text}"
-        for text, ranks in found.items()
+        for text, ranks in ranks_by_text.items()
     ]
 
 
@@ -371,7 +371,7 @@ def _not_finite(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         for key, each in value.items():
             yield from _not_finite(each, f"{name}.{key}" if name else key)
     elif isinstance(value, list):
-        yield from islice((found for each in value for found in _not_finite(each, name)), 1)
+        yield from islice((path for each in value for path in _not_finite(each, name)), 1)
     elif isinstance(value, float) and not math.isfinite(value):
         yield name, value
 
@@ -379,20 +379,20 @@ def _not_finite(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 def doubts(result: ResultRecord) -> list[str]:
     if not result.passed:
         return []
-    found = []
+    doubts = []
     if (result.failure_count or 0) > 0:
-        found.append(f"failure_count={result.failure_count}")
+        doubts.append(f"failure_count={result.failure_count}")
     if result.main_work_started is False:
-        found.append("main_work_started=False")
+        doubts.append("main_work_started=False")
     configured, executed = result.configured_iterations or 0, result.executed_iterations
     if configured > 0 and (result.total_iterations if executed is None else executed) == 0:
-        found.append(f"0 of {configured} iterations")
+        doubts.append(f"0 of {configured} iterations")
     not_finite = list(_not_finite(result.metrics))
     for name, value in not_finite[:_DOUBTED]:
-        found.append(f"{name} is {value}")
+        doubts.append(f"{name} is {value}")
     if len(not_finite) > _DOUBTED:
-        found.append(f"{len(not_finite)} metrics are not finite")
+        doubts.append(f"{len(not_finite)} metrics are not finite")
     for name in result.output.get("detected", ()):
         if name != "nan" or not not_finite:
-            found.append(f"its output says {name} (--aorta-fail-on=@{name} fails such trials)")
-    return list(map("passed=True, but {}".format, found))
+            doubts.append(f"its output says {name} (--aorta-fail-on=@{name} fails such trials)")
+    return list(map("passed=True, but {}".format, doubts))

@@ -260,11 +260,11 @@ def guessed_options(lines: Iterable[str]) -> dict[str, str]:
     allowed = {"allow-nonfinite": ",".join(sorted(infinite))} if infinite else {}
     for name in NAMES:
         rows = [each.expression for each in FORMATS if each.name == name]
-        found = [[match for line in shown if (match := row.search(line))] for row in rows]
-        steps = {match["step"] for matches in found for match in matches if match.re.groupindex.get(STEP)}
+        matches_of_rows = [[match for line in shown if (match := row.search(line))] for row in rows]
+        steps = {match["step"] for matches in matches_of_rows for match in matches if match.re.groupindex.get(STEP)}
         # Without a terminal, the Trainer has no bar, but it says the epoch.
-        is_of_trainer = name == "hf" and len([match for match in found[1] if "'epoch':" in match[0]]) > 1
-        if is_of_trainer or (len(steps) > 1 and (name != "hf" or all(found))):
+        is_of_trainer = name == "hf" and len([match for match in matches_of_rows[1] if "'epoch':" in match[0]]) > 1
+        if is_of_trainer or (len(steps) > 1 and (name != "hf" or all(matches_of_rows))):
             return {"metrics-from": name, **allowed}
     lines_of: dict[str, set[str]] = {}
     for line in shown:

@@ -292,37 +292,37 @@ def differences(
     """
     if not earlier:
         return [UNKNOWN]
-    found: list[str] = []
+    changes: list[str] = []
     for name in dict.fromkeys([*now, *earlier]):
         before, after = earlier.get(name), now.get(name)
         if before == after or name in (IMPORTED_LATER, IMPORTED_MODULES, "packages"):
             continue
         if name in ("sources", "data_files"):
-            found += changed_files(before or {}, after or {})
+            changes += changed_files(before or {}, after or {})
         elif name in ("overlay", "variables"):
             was, is_now = ({**parts.get("variables", {}), **parts.get("overlay", {})} for parts in (earlier, now))
-            found += _each("", was, is_now, missing="unset")
+            changes += _each("", was, is_now, missing="unset")
         elif name in ("config", "environment", "elastic", "imposed"):
-            found += _each("option " if name == "config" else f"{name} ", before or {}, after or {})
+            changes += _each("option " if name == "config" else f"{name} ", before or {}, after or {})
         elif name in ("python", "torch"):  # begin with a version, which is all that is shown when it is another one
             one, two = (str(build).partition(" ")[0] for build in (before, after))
             build = "Python" if name == "python" else name
-            found.append(f"{build} {one} -> {two}" if one != two else f"{build} {one} built anew")
+            changes.append(f"{build} {one} -> {two}" if one != two else f"{build} {one} built anew")
         else:
             missing = "here" if name == "cwd" else "none"
-            found.append(f"{_NAMES.get(name, name)} {_shown(before, missing)} -> {_shown(after, missing)}")
+            changes.append(f"{_NAMES.get(name, name)} {_shown(before, missing)} -> {_shown(after, missing)}")
     if earlier.get("packages") != now.get("packages"):
-        known = {line.partition(" ")[0] for line in found}
+        known = {line.partition(" ")[0] for line in changes}
         digests = earlier.get("packages"), now.get("packages")
         had, has = (None if digest is None else installed(digest) for digest in digests)
         if had is None or has is None:
-            found.append("installed packages changed")
+            changes.append("installed packages changed")
         else:
             changed = concerned([name for name in {**had, **has} if had.get(name) != has.get(name)])
             had, has = ({name: each[name] for name in each if name in changed} for each in (had, has))
             packages = _each("", had, has, missing="not installed")
-            found += sorted(line for line in packages if line.partition(" ")[0] not in known)
-    return list(dict.fromkeys(found))
+            changes += sorted(line for line in packages if line.partition(" ")[0] not in known)
+    return list(dict.fromkeys(changes))
 
 
 #: Parts whose names say too little.
@@ -335,12 +335,12 @@ _NAMES = {
 
 
 def _each(what: str, before: Mapping[str, Any], after: Mapping[str, Any], missing: str = "none") -> list[str]:
-    found = []
+    changed = []
     for name in dict.fromkeys([*after, *before]):
         if canonical_json(before.get(name)) != canonical_json(after.get(name)):  # a NaN equals a NaN
             one, two = (_shown(mapping.get(name), missing) for mapping in (before, after))
-            found.append(f"{what}{name} changed" if one == two else f"{what}{name} {one} -> {two}")
-    return found
+            changed.append(f"{what}{name} changed" if one == two else f"{what}{name} {one} -> {two}")
+    return changed
 
 
 def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

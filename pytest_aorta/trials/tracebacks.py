@@ -61,8 +61,8 @@ class Frame:
         return _LIBRARY.search(self.file) is not None
 
 
-def _frame(found: re.Match[str]) -> Frame:
-    return Frame(found["file"], int(found["line"]), found["name"] or "")
+def _frame(match: re.Match[str]) -> Frame:
+    return Frame(match["file"], int(match["line"]), match["name"] or "")
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class RaisedException:
 
 def type_and_message(text: str) -> tuple[str | None, str]:
     """``pkg.BadBatch: no labels`` as ``("BadBatch", "no labels")``; the type is ``None`` where the text names none."""
-    found = RAISED.fullmatch(text.partition("\n")[0])
-    if found is None:
+    match = RAISED.fullmatch(text.partition("\n")[0])
+    if match is None:
         return None, text
-    return found["type"].rpartition(".")[2], text[found.end("type") :].removeprefix(": ")
+    return match["type"].rpartition(".")[2], text[match.end("type") :].removeprefix(": ")
 
 
 def exceptions_in(text: str) -> list[RaisedException]:
@@ -100,7 +100,7 @@ def failed_frames(text: str) -> list[Frame]:
 
     Of exceptions that follow from each other, those of the last; of several threads, those of the one that has crashed.
     """
-    crashed = next((found for found in _THREAD.finditer(text) if found["current"] == "Current thread"), None)
+    crashed = next((match for match in _THREAD.finditer(text) if match["current"] == "Current thread"), None)
     if crashed is not None:
         return list(map(_frame, _FRAME.finditer(text[crashed.end() :].partition("\n\n")[0])))
     _, heading, last = text.rpartition(f"{HEADING}\n")
@@ -109,7 +109,7 @@ def failed_frames(text: str) -> list[Frame]:
 
 def native_frames(text: str) -> list[tuple[str, str]]:
     """Function and library of each frame in C, innermost first."""
-    return [(found["name"], found["file"]) for found in _NATIVE.finditer(text)]
+    return [(match["name"], match["file"]) for match in _NATIVE.finditer(text)]
 
 
 def threads_in(text: str) -> list[list[Frame]]:
@@ -121,8 +121,8 @@ def threads_in(text: str) -> list[list[Frame]]:
             if before:  # an empty line is between two threads, not between two dumps
                 break
             threads.append([])
-        elif threads and (found := _FRAME.match(line)):
-            threads[-1].append(_frame(found))
+        elif threads and (match := _FRAME.match(line)):
+            threads[-1].append(_frame(match))
         before = line
     return threads
 

@@ -282,12 +282,12 @@ def _follow(recorder: RankRecorder, run_agent: Callable[[], dict[str, str] | Non
 
 
 def _report(folder: Path, trial: AttemptEvidence, send: Send, *, keep: bool = False) -> None:
-    found = judge(trial)
-    if found.failure is not None or found.cleanup is not None or keep:
+    judgement = judge(trial)
+    if judgement.failure is not None or judgement.cleanup is not None or keep:
         keep_evidence(folder, trial)
     else:
         drop_collectives(folder)
-    send(ranks_event(found))
+    send(ranks_event(judgement))
 
 
 # torchrun.
@@ -355,8 +355,8 @@ def _run_program(
     os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
     trial, code = _run_torchrun(recorder, payload, options, words)
     clear(recorder.folder)
-    found = judge(trial)
-    if recorder.ready is not None and (found.failure is None or found.failure.confidence is not None):
+    judgement = judge(trial)
+    if recorder.ready is not None and (judgement.failure is None or judgement.failure.confidence is not None):
         end: Event = {"type": "end", "phase": "run", "sec": time.monotonic() - recorder.ready, "at": time.time()}
         if output is None:
             end["result"] = ResultRecord(code == 0, metrics={"returncode": code})
@@ -437,7 +437,7 @@ class CommandOutput:
             path = folder / f"rank_{rank}.{name}.log"
             if path not in self._logs and path.exists():
                 self._logs[path] = rank, path.open("rb"), Lines()
-        found, is_new = self._found, False
+        output, is_new = self._found, False
         for rank, file, lines in self._logs.values():
             while chunk := file.read(_LOG_CHUNK):
                 is_new = True
@@ -445,10 +445,10 @@ class CommandOutput:
         now, (sent_at, sent) = time.monotonic(), self._said
         if now - sent_at < _INTERVAL:
             return
-        if found.step is not None and found.step != sent:
-            self._said = now, found.step
-            self._send({"type": "progress", "step": found.step, "total": found.total})
-        elif is_new and not found.rules.has_steps:
+        if output.step is not None and output.step != sent:
+            self._said = now, output.step
+            self._send({"type": "progress", "step": output.step, "total": output.total})
+        elif is_new and not output.rules.has_steps:
             self._said = now, sent
             self._send({"type": "alive"})
 

@@ -103,11 +103,11 @@ def drop_collectives(folder: Path) -> None:
 
 
 def _entries(data: bytes) -> list[Any]:
-    found = []
+    entries = []
     for line in data.splitlines():
         with contextlib.suppress(ValueError):  # empty, or torn: its process died while it wrote
-            found.append(json.loads(line))
-    return found
+            entries.append(json.loads(line))
+    return entries
 
 
 def read_log(path: Path) -> list[Any] | None:
@@ -253,11 +253,11 @@ def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
             rank = replace(rank, wait=Wait(**line["wait"]))
     if (last := read_steps(step_file(folder, rank.rank))) is not None:
         events.append(last)
-    found = replace(rank, events=events)
+    evidence = replace(rank, events=events)
     if lines and (end := lines[-1])["type"] == "over":  # an earlier one is of a pytest before this one
-        found.overdue = end["overdue"]
-        found.exit = None if end["exit"] is None else RankExit(**end["exit"])
-    return found
+        evidence.overdue = end["overdue"]
+        evidence.exit = None if end["exit"] is None else RankExit(**end["exit"])
+    return evidence
 
 
 def complete_rank(
@@ -268,26 +268,26 @@ def complete_rank(
     Paths of logs become relative to ``base``; ``source`` is the workload's file. What a ``process`` has told counts
     instead of an event log, which its rank does not write.
     """
-    found = read_rank(rank, folder) if process is None else process.tell(rank, f"{folder}/{prefix}")
+    evidence = read_rank(rank, folder) if process is None else process.tell(rank, f"{folder}/{prefix}")
     for stream in ("stdout", "stderr", "stacks"):
         path = folder / f"{prefix}{stream}.log"
         if path.exists() and (stream != "stacks" or path.stat().st_size > 0):  # an empty one is cleared away
-            setattr(found, stream, path.relative_to(base).as_posix())
-    if found.stacks is not None:
-        threads = read_dump(base / found.stacks)
-        found.location, found.imports = locate(threads, source), imports_a_library(threads)
-    if found.exit is not None and found.exit.exitcode == -signal.SIGABRT:
-        log = folder.parent / "stderr.log" if found.stderr is None else base / found.stderr
-        found.complaint = complaint_in(read_tail(log, _TAIL), of_all=found.stderr is None)
-    if found.exit is not None and found.exit.exitcode and found.exit.exitcode != -signal.SIGABRT:
-        logs = [base / log for log in (found.stdout, found.stderr) if log is not None]
+            setattr(evidence, stream, path.relative_to(base).as_posix())
+    if evidence.stacks is not None:
+        threads = read_dump(base / evidence.stacks)
+        evidence.location, evidence.imports = locate(threads, source), imports_a_library(threads)
+    if evidence.exit is not None and evidence.exit.exitcode == -signal.SIGABRT:
+        log = folder.parent / "stderr.log" if evidence.stderr is None else base / evidence.stderr
+        evidence.complaint = complaint_in(read_tail(log, _TAIL), of_all=evidence.stderr is None)
+    if evidence.exit is not None and evidence.exit.exitcode and evidence.exit.exitcode != -signal.SIGABRT:
+        logs = [base / log for log in (evidence.stdout, evidence.stderr) if log is not None]
         # One that was ended may have gone on for long after something that it has logged.
-        found.said = last_words(logs, _LAST_LINES if found.exit.exitcode > 0 else _LAST_LINES_OF_ENDED)
-        found.last_line = last_line(logs) if found.exit.exitcode > 0 else None
-    found.error_file = read_error_file(folder / f"{prefix}error.json")
+        evidence.said = last_words(logs, _LAST_LINES if evidence.exit.exitcode > 0 else _LAST_LINES_OF_ENDED)
+        evidence.last_line = last_line(logs) if evidence.exit.exitcode > 0 else None
+    evidence.error_file = read_error_file(folder / f"{prefix}error.json")
     with contextlib.suppress(OSError, ValueError):
-        found.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))
-    return found
+        evidence.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))
+    return evidence
 
 
 def keep_evidence(folder: Path, trial: AttemptEvidence) -> None:
@@ -410,7 +410,7 @@ def _process_of(end: RankExit | None, processes: Mapping[int, Process]) -> Proce
 
 def read_processes(folder: Path) -> list[Process]:
     """In the order of their starts. Of several programs that have followed each other in a process, the last."""
-    found: dict[tuple[str, int], Process] = {}
+    processes: dict[tuple[str, int], Process] = {}
     ends: dict[tuple[str, int], RankExit] = {}
     asked: set[tuple[str, int]] = set()
     for path in sorted((folder / PROCESSES).glob("*.*.events")):
@@ -422,7 +422,7 @@ def read_processes(folder: Path) -> list[Process]:
             if "start" in entry:
                 name = path.name.removesuffix(".events")
                 own = Process(name, entry["pid"], entry["parent"], entry["host"], entry["start"])
-                found[own.host, own.pid] = own
+                processes[own.host, own.pid] = own
             elif "rank" in entry:
                 own.place = entry
             elif "raised" in entry and entry.get("exits"):
@@ -438,11 +438,11 @@ def read_processes(folder: Path) -> list[Process]:
             elif "of" in entry:
                 ends[own.host, entry["of"]] = RankExit(entry["code"], entry["of"], entry["at"])
     for key, end in ends.items():
-        if (process := found.get(key)) is not None:
+        if (process := processes.get(key)) is not None:
             # Without a time, its parent had gone: whether that has ended it is not known.
             stopped = None if end.at is None and key not in asked else key in asked
             process.end = replace(end, sec=max(0.0, (end.at or 0.0) - process.started), stopped=stopped)
-    return sorted(found.values(), key=lambda process: process.started)
+    return sorted(processes.values(), key=lambda process: process.started)
 
 
 def write_adopted_ends(folder: Path) -> None:
@@ -535,8 +535,8 @@ def _add_printed_ends(ranks: list[Process], said: str, code: int) -> None:
     names = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.valid_signals()}
     told: dict[int, int] = {}
     for pattern in _SAID:
-        for found in pattern.finditer(said):
-            groups = found.groupdict("")
+        for match in pattern.finditer(said):
+            groups = match.groupdict("")
             number = groups.get("signal") or names.get(groups.get("name", "").lower(), 0)
             if end := int(groups.get("code") or -int(number)):
                 told.setdefault(int(groups["rank"]), end)
@@ -550,7 +550,7 @@ def _add_printed_ends(ranks: list[Process], said: str, code: int) -> None:
     silent = [process for process in ranks if process.end is None]
     # A rank that starts the others ends with a code of its own.
     if len(silent) == 1 and len(ranks) > 1 and code > 0 and silent[0].parent not in {rank.pid for rank in ranks}:
-        by = next((int(found[1]) for found in _ENDED_BY.finditer(said)), code - 128 if 128 < code < 160 else 0)
+        by = next((int(match[1]) for match in _ENDED_BY.finditer(said)), code - 128 if 128 < code < 160 else 0)
         silent[0].ended(-by or code, None)
 
 

@@ -293,19 +293,19 @@ class NodeExchange:
         return self._connected
 
     def _gather(self, trial: AttemptEvidence, patience: float) -> list[RankEvidence]:
-        found: dict[int, RankEvidence] = {}
+        ranks: dict[int, RankEvidence] = {}
         waited_for = {rank.rank for rank in trial.ranks if not rank.started}
         give_up = time.monotonic() + patience
         self._store().set(f"{trial.group}/asked", "1")
         while time.monotonic() < give_up and (
-            waited_for - found.keys() or any(rank.running for rank in found.values())
+            waited_for - ranks.keys() or any(rank.running for rank in ranks.values())
         ):
             for node in range(1, self._options.nnodes[1]):
                 if self._store().check([f"{trial.group}/{node}"]):
                     sent = AttemptEvidence.from_json(self._store().get(f"{trial.group}/{node}"))
-                    found |= {rank.rank: rank for rank in sent.ranks}
+                    ranks |= {rank.rank: rank for rank in sent.ranks}
             time.sleep(0.02)
-        return list(found.values())
+        return list(ranks.values())
 
 
 def main(descriptor: int) -> None:
@@ -315,10 +315,10 @@ def main(descriptor: int) -> None:
     for line in sys.stdin:
         trial_id, nodes = json.loads(line)
         come = dist.PrefixStore(trial_id, store)  # type: ignore[attr-defined]
-        found: dict[int, str] = {}
+        hosts: dict[int, str] = {}
         with contextlib.suppress(RuntimeError):
-            found = {node: come.get(f"here/{node}").decode() for node in range(nodes) if come.check([f"here/{node}"])}
-        print(json.dumps(found), flush=True)
+            hosts = {node: come.get(f"here/{node}").decode() for node in range(nodes) if come.check([f"here/{node}"])}
+        print(json.dumps(hosts), flush=True)
     os._exit(0)  # torch's own end takes a while
 
 

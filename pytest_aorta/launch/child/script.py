@@ -40,7 +40,7 @@ _LONGEST_MESSAGE = 2**20
 
 def hidden_modules(folder: str) -> list[str]:
     """Modules in a ``folder`` that a fresh interpreter finds there, and this one has from elsewhere, or may have."""
-    found = []
+    hidden = []
     try:
         entries = list(os.scandir(folder))
     except OSError:
@@ -51,8 +51,8 @@ def hidden_modules(folder: str) -> list[str]:
             file = getattr(sys.modules.get(name), "__file__", None)
             elsewhere = name in sys.modules and not (file or "").startswith(os.path.join(folder, ""))
             if elsewhere or name in sys.stdlib_module_names:
-                found.append(name)
-    return found
+                hidden.append(name)
+    return hidden
 
 
 # In the process that all are forked from

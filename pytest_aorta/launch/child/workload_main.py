@@ -201,11 +201,11 @@ def launcher_variables(base: int) -> dict[str, str]:
         before = set(Path(f"/proc/{base}/environ").read_bytes().split(b"\0"))
     except OSError:
         return {}
-    found = {}
+    variables = {}
     for name, value in os.environ.items():
         if name not in NAMES and os.fsencode(f"{name}={value}") not in before:
-            found[name] = value
-    return recorded_variables(found)
+            variables[name] = value
+    return recorded_variables(variables)
 
 
 def run_workload(

@@ -30,7 +30,7 @@ def read_collectives(trace: Mapping[str, Any]) -> list[Collective]:
     entries = [entry for entry in trace.get("entries") or () if not entry.get("is_p2p")]
     entries.sort(key=lambda entry: int(entry.get("record_id", 0)))
     groups = trace.get("pg_config") or {}
-    found = []
+    collectives = []
     for entry in entries[-_RECENT:]:
         name, group = (str(each) for each in entry.get("process_group") or ("", ""))
         listed = str(groups.get(name, {}).get("ranks", "")).strip("[] ").split(",")
@@ -42,8 +42,8 @@ def read_collectives(trace: Mapping[str, Any]) -> list[Collective]:
         operation = str(entry.get("profiling_name"))
         number = int(entry.get("collective_seq_id", 0))
         size, at = len(members) or None, entry.get("time_created_ns")
-        found.append(Collective(operation, number, group, of=_tensors(entry), size=size, at=at))
-    return found
+        collectives.append(Collective(operation, number, group, of=_tensors(entry), size=size, at=at))
+    return collectives
 
 
 def _tensors(entry: Mapping[str, Any]) -> str:
@@ -83,16 +83,16 @@ def find_mismatch(
     ``rejecting``: as for ``find_rejecting``; where the others differ in two ways, these sizes say in which such a rank
     has entered it.
     """
-    found: dict[tuple[str, int], dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
+    by_number: dict[tuple[str, int], dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
     for rank, collectives in entered.items():
         for each in collectives:
-            found[each.group, each.number][rank].append(each)
+            by_number[each.group, each.number][rank].append(each)
 
     # Of several groups, that in which it came first: what comes later may follow from it.
     def first_position(item: tuple[object, Mapping[int, Sequence[Collective]]]) -> int:
         return min(entered[rank].index(those[0]) for rank, those in item[1].items())
 
-    for (group, number), by_rank in sorted(found.items(), key=first_position):
+    for (group, number), by_rank in sorted(by_number.items(), key=first_position):
         ranks_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for rank, those in sorted(by_rank.items()):
             ranks_of[tuple(f"{each.name}{each.of and f' of {each.of}'}" for each in those)].append(rank)
@@ -126,11 +126,11 @@ _TENSOR = re.compile(r"([A-Za-z]\w*)\[([\d, ]*)\]")
 
 def _size_of(tensors: str) -> int | None:
     """Bytes of ``Float[4, 2]``, or of several, without what follows ``to``."""
-    found = _TENSOR.findall(tensors.partition(" to ")[0])
-    if not found or any(dtype not in _BYTES for dtype, _ in found):
+    parts = _TENSOR.findall(tensors.partition(" to ")[0])
+    if not parts or any(dtype not in _BYTES for dtype, _ in parts):
         return None
     return sum(
-        _BYTES[dtype] * math.prod(int(each) for each in shape.split(",") if each.strip()) for dtype, shape in found
+        _BYTES[dtype] * math.prod(int(each) for each in shape.split(",") if each.strip()) for dtype, shape in parts
     )
 
 

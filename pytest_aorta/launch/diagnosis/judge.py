@@ -89,25 +89,25 @@ def judge(trial: AttemptEvidence) -> Judgement:
 
 def attempt_event(trial: AttemptEvidence, reason: AttemptReason = "failure") -> Event:
     """All ranks of an attempt have ended, and another one follows."""
-    found = judge(trial)
-    failure = found.failure if reason == "failure" else None
-    return {"type": "attempt", "attempt": Attempt(trial.attempt, reason, failure, found.ranks)}
+    judgement = judge(trial)
+    failure = judgement.failure if reason == "failure" else None
+    return {"type": "attempt", "attempt": Attempt(trial.attempt, reason, failure, judgement.ranks)}
 
 
-def with_earlier(found: Judgement, attempts: Sequence[Attempt]) -> Judgement:
+def with_earlier(judgement: Judgement, attempts: Sequence[Attempt]) -> Judgement:
     """Where the ranks of the last attempt have only lost peers, the cause is that of an earlier one, if it has one.
 
     Ranks that are started again may find no more than what an earlier attempt has left (pytorch/pytorch#135712).
     """
-    last = found.failure
+    last = judgement.failure
     first = next((each for each in attempts if each.failure is not None and each.failure.rank is not None), None)
     if last is None or last.is_late or last.rank is not None or last.confidence != "unknown" or first is None:
-        return found
-    if any(rank.failure is not None and relation_to_a_peer(rank.failure) is None for rank in found.ranks):
-        return found
+        return judgement
+    if any(rank.failure is not None and relation_to_a_peer(rank.failure) is None for rank in judgement.ranks):
+        return judgement
     assert first.failure is not None
     return replace(
-        found,
+        judgement,
         failure=replace(
             first.failure,
             message=f"{first.failure.message}; the ranks that were started after that: {last.message}",
@@ -117,14 +117,19 @@ def with_earlier(found: Judgement, attempts: Sequence[Attempt]) -> Judgement:
     )
 
 
-def ranks_event(found: Judgement) -> Event:
+def ranks_event(judgement: Judgement) -> Event:
     """All ranks have ended."""
-    return {"type": "ranks", "ranks": found.ranks, "failure": found.failure, "cleanup": found.cleanup}
+    return {
+        "type": "ranks",
+        "ranks": judgement.ranks,
+        "failure": judgement.failure,
+        "cleanup": judgement.cleanup,
+    }
 
 
 def is_about_a_missing_rank(trial: AttemptEvidence) -> bool:
     """Whether no rank has a failure of its own yet, and some have lost a peer, or have given up to wait for it."""
-    weights = set(map(attrgetter("weight"), _Case(trial).found.values())) - {UNHEARD}
+    weights = set(map(attrgetter("weight"), _Case(trial).own_failures.values())) - {UNHEARD}
     return min(weights, default=None) in (GAVE_UP, PEER_LOST)
 
 
@@ -167,14 +172,14 @@ class _Case:
         self.limit = min(limits, default=None)
         #: What each rank has reported before that limit.
         self.seen: dict[int, Observation] = {}
-        self.found: dict[int, _OwnFailure] = {}
+        self.own_failures: dict[int, _OwnFailure] = {}
         self.busy: dict[int, float] = {}
         if len({rank.host for rank in trial.ranks}) == 1:  # the clocks of hosts differ
             self.busy = busy_ms({rank.rank: rank.collectives for rank in trial.ranks})
         for number, rank in self.ranks.items():
             own = self._own_failure(rank)
             if own is not None:
-                self.found[number] = own
+                self.own_failures[number] = own
         self._see_silent_ends()
         self._add_last_lines()
         #: The rank that the results say it was.
@@ -200,31 +205,31 @@ class _Case:
         self.root: int | None = None
 
     def judgement(self) -> Judgement:
-        found = self.found
-        best = min(map(attrgetter("weight"), found.values()), default=None)
-        if best in (GAVE_UP, PEER_LOST) or any(map(attrgetter("hung"), found.values())):
+        own_failures = self.own_failures
+        best = min(map(attrgetter("weight"), own_failures.values()), default=None)
+        if best in (GAVE_UP, PEER_LOST) or any(map(attrgetter("hung"), own_failures.values())):
             self._explain_wait()
-            for number in (self.waiting | self.unseen) & found.keys():
-                found[number] = replace(found[number], weight=ENDED_UNSEEN)
-        order = sorted((own.weight, own.at, number) for number, own in found.items())
-        causes = [number for _, _, number in order if found[number].failure.phase != "cleanup"]
-        if causes and (not found[causes[0]].follows or found[order[0][2]].follows):
+            for number in (self.waiting | self.unseen) & own_failures.keys():
+                own_failures[number] = replace(own_failures[number], weight=ENDED_UNSEEN)
+        order = sorted((own.weight, own.at, number) for number, own in own_failures.items())
+        causes = [number for _, _, number in order if own_failures[number].failure.phase != "cleanup"]
+        if causes and (not own_failures[causes[0]].follows or own_failures[order[0][2]].follows):
             self.first = causes[0]
         if self.blamed in causes:
             self.first = self.blamed
         if self.named is not None and self.first is not None:
-            if found[self.first].weight == found[self.named].weight == RETURNED:
+            if own_failures[self.first].weight == own_failures[self.named].weight == RETURNED:
                 self.first = self.named
             else:
                 self.named = None
         if self.first is not None:
-            own = found[self.first]
+            own = own_failures[self.first]
             if own.weight == UNHEARD or self.first == self.named:  # all of them, or said to be the one
                 self.tied = [self.first]
             elif own.weight >= GAVE_UP or own.hung:
                 self.tied = sorted(number for weight, _, number in order if weight == own.weight)
             else:  # as likely to be the one that the others follow from
-                alike = (number for number in causes if found[number].weight == own.weight)
+                alike = (number for number in causes if own_failures[number].weight == own.weight)
                 host = self.ranks[self.first].host
                 elsewhere = {
                     number for number, rank in self.ranks.items() if rank.host != host and own.weight < RETURNED
@@ -232,18 +237,18 @@ class _Case:
                 self.tied = sorted(
                     number
                     for number in alike
-                    if number == self.first or number in elsewhere or _is_equal(own, found[number])
+                    if number == self.first or number in elsewhere or _is_equal(own, own_failures[number])
                 )
             if self.blamed == self.first or (own.weight < GAVE_UP and not own.hung and len(self.tied) == 1):
                 self.root = self.first
         if self.blamed is not None and self.waited is not None:
             self.first = self.root = self.blamed
         failure, agent = self._failure(), agent_failure(self.trial)
-        cause = None if self.first is None else found.get(self.first)
+        cause = None if self.first is None else own_failures.get(self.first)
         # An exit code of the agent follows from whatever has happened to a rank.
         of_agent = agent is not None and (
             agent.kind == "signal"
-            or (not found if agent.kind == "exit_code" else cause is None or cause.weight > RETURNED)
+            or (not own_failures if agent.kind == "exit_code" else cause is None or cause.weight > RETURNED)
         )
         if of_agent:
             self.root, failure = None, agent
@@ -358,19 +363,19 @@ class _Case:
         It could not go on: it has caught that its peer did not come, or has gone.
         """
         behind, level = positions({number: rank.collectives for number, rank in self.ranks.items()})
-        for number in level & self.found.keys() if behind else ():
-            own, failure = self.found[number], self.found[number].failure
+        for number in level & self.own_failures.keys() if behind else ():
+            own, failure = self.own_failures[number], self.own_failures[number].failure
             is_exit = _is_bare_exit(failure)
             if own.weight <= RAISED and not own.is_logged and (failure.kind == "exit_code" or is_exit):
-                self.found[number] = replace(own, weight=GAVE_UP)
+                self.own_failures[number] = replace(own, weight=GAVE_UP)
 
     def _add_last_lines(self) -> None:
         """Where a rank has only an exit code, what it has written before says why."""
-        for number, own in self.found.items():
+        for number, own in self.own_failures.items():
             line, failure = self.ranks[number].last_line, own.failure
             if line and (failure.kind == "exit_code" or _is_bare_exit(failure)):
                 said = replace(failure, message=f"{failure.message}: {line}")
-                self.found[number] = replace(own, failure=said)
+                self.own_failures[number] = replace(own, failure=said)
 
     def _weigh_results(self) -> int | None:
         """Which result was the first not to pass: after an exchange between ranks, all of them are.
@@ -379,10 +384,10 @@ class _Case:
         or the results name the one rank whose own values were wrong first, which is returned: the one rank that the
         first iteration with a rank has. Workloads may have anything else in their details.
         """
-        others = [number for number, own in self.found.items() if own.weight == RETURNED]
+        others = [number for number, own in self.own_failures.items() if own.weight == RETURNED]
         zero = self.seen[0].result if 0 in self.seen else None
-        if others and 0 not in self.found and zero is not None and not zero.passed:
-            self.found[0] = _OwnFailure(unpassed_failure(zero), RETURNED)
+        if others and 0 not in self.own_failures and zero is not None and not zero.passed:
+            self.own_failures[0] = _OwnFailure(unpassed_failure(zero), RETURNED)
             others.append(0)
         first: dict[int, int | None] = {}
         named: dict[int, set[int]] = {}
@@ -396,7 +401,7 @@ class _Case:
                     named.setdefault(iteration if isinstance(iteration, int) else 0, set()).add(rank)
         for number, at in first.items():
             if at is not None and None not in first.values():
-                self.found[number] = replace(self.found[number], at=float(at))
+                self.own_failures[number] = replace(self.own_failures[number], at=float(at))
         ranks = named[min(named)] if named else set()
         return min(ranks) if len(others) > 1 and len(ranks) == 1 and ranks <= {*others} else None
 
@@ -411,12 +416,12 @@ class _Case:
         entered too much: whichever more ranks than one contradict. Ranks that have entered different collectives wait
         for nobody.
         """
-        ranks, found = self.ranks, self.found
-        hung = {number for number, own in found.items() if own.hung}
-        gave_up = {number for number, own in found.items() if own.weight in (GAVE_UP, PEER_LOST)}
-        order = sorted((found[number].weight, found[number].at, number) for number in gave_up)
+        ranks, own_failures = self.ranks, self.own_failures
+        hung = {number for number, own in own_failures.items() if own.hung}
+        gave_up = {number for number, own in own_failures.items() if own.weight in (GAVE_UP, PEER_LOST)}
+        order = sorted((own_failures[number].weight, own_failures[number].at, number) for number in gave_up)
         waited = order[0][2] if order and not hung else None
-        lost = waited is not None and found[waited].weight == PEER_LOST
+        lost = waited is not None and own_failures[waited].weight == PEER_LOST
         unseen = self._unseen(lost=lost, at_deadline=waited is None)
         waiting = {number for number in ranks.keys() - unseen if self._is_waiting(number, hung, gave_up)}
         entered = {number: rank.collectives for number, rank in ranks.items() if rank.collectives}
@@ -424,9 +429,9 @@ class _Case:
         sizes = {number: each for number, rank in ranks.items() if (each := sizes_in(rank.complaint)) is not None}
         mismatch = find_mismatch(entered, world_size, sizes) or find_rejecting(entered, sizes, world_size)
         behind, level = positions(entered)
-        newest = {number for number in level & found.keys() if not ranks[number].location}
+        newest = {number for number in level & own_failures.keys() if not ranks[number].location}
         missing = ranks.keys() - waiting - unseen - newest if waiting else behind
-        done, late = missing - found.keys(), missing & found.keys()
+        done, late = missing - own_failures.keys(), missing & own_failures.keys()
         if lost:  # one that ran has left its group, where all others have lost a peer in a collective ahead of it
             late = late & behind if len(late) == 1 else set()
         missing = late or done
@@ -434,7 +439,7 @@ class _Case:
 
         confidence: Confidence = "likely"
         blamed, grounds = missing, f"{rank_names(present)} waited for it"
-        if late and all(found[number].weight == UNHEARD for number in late):
+        if late and all(own_failures[number].weight == UNHEARD for number in late):
             blamed = {min(late)}  # they are lost together
         several = f"{rank_names(present)} waited for {rank_names(blamed)}" if len(blamed) > 1 and present else ""
         if mismatch is not None:
@@ -479,8 +484,8 @@ class _Case:
         # was ended when another gave up may have waited as well, and is not missing.
         asked = at_deadline or self.trial.launcher in ("elastic", "torchrun")
         own_limits = [rank.overdue for rank in self.ranks.values() if rank.overdue is not None]
-        unseen = {number for number, own in self.found.items() if own.is_echo}
-        for number, own in self.found.items() if not lost else ():
+        unseen = {number for number, own in self.own_failures.items() if own.is_echo}
+        for number, own in self.own_failures.items() if not lost else ():
             rank = self.ranks[number]
             if own.hung and own_limits:
                 # It ended, or reported, between the first limit and its own.
@@ -494,11 +499,11 @@ class _Case:
     def _is_waiting(self, number: int, hung: set[int], gave_up: set[int]) -> bool:
         location = self.ranks[number].location
         if location is not None and location.collective is not None:
-            return not hung or number in hung or number not in self.found
+            return not hung or number in hung or number not in self.own_failures
         return not hung and number in gave_up
 
     def _where(self, number: int, unseen: set[int]) -> str:
-        rank, own = self.ranks[number], self.found.get(number)
+        rank, own = self.ranks[number], self.own_failures.get(number)
         if number in unseen:
             return "where it was is not known"
         if own is None and (rank.location is None or rank.location.collective is None):
@@ -520,15 +525,15 @@ class _Case:
     # The verdict.
 
     def _failure(self) -> Failure | None:
-        first, found = self.first, self.found
+        first, own_failures = self.first, self.own_failures
         if first is None:
             return None
         rank, confidence, grounds = self.ranks[first], self.confidence, self.grounds
         if first == self.blamed and self.waited is not None:
             # Of a rank for which others have waited until they gave up: the failure of the first that did.
-            failure = replace(found[self.waited].failure, rank=first, message=self.wait_text, stacks=rank.stacks)
+            failure = replace(own_failures[self.waited].failure, rank=first, message=self.wait_text, stacks=rank.stacks)
             return replace(failure, confidence=confidence, evidence=grounds)
-        own = found[first]
+        own = own_failures[first]
         message = own.failure.message or own.failure.type or "no message"
         lost = [number for number, each in self.ranks.items() if not each.is_heard_of]
         if own.weight == UNHEARD and first in lost:
@@ -550,7 +555,7 @@ class _Case:
         elif first == self.named:
             grounds = "the failure_details of the results name it first"
         elif self.root is None and own.weight < GAVE_UP and not own.hung:
-            alike = all(_words(found[number].failure) == _words(own.failure) for number in self.tied)
+            alike = all(_words(own_failures[number].failure) == _words(own.failure) for number in self.tied)
             confidence = "unknown"
             hosts = {self.ranks[number].host for number in self.tied}
             how = (
@@ -560,9 +565,9 @@ class _Case:
         elif self.root is None:
             confidence, grounds = "unknown", self.several or "no rank shows a failure that the others could follow from"
         else:
-            others = found.keys() - {first}
-            ended = {number for number in others if found[number].follows}
-            followed = {number for number in others if found[number].weight in (GAVE_UP, PEER_LOST)}
+            others = own_failures.keys() - {first}
+            ended = {number for number in others if own_failures[number].follows}
+            followed = {number for number in others if own_failures[number].weight in (GAVE_UP, PEER_LOST)}
             rest = others - ended - followed
             said = [f"{rank_names(followed)} lost a peer, or waited for one"] if followed else []
             said += [f"{rank_names(ended)} ended because of another rank"] if ended else []
@@ -574,7 +579,7 @@ class _Case:
         return replace(own.failure, rank=self.root, message=message, confidence=confidence, evidence=grounds)
 
     def _record(self, rank: RankEvidence) -> RankRecord:
-        own, blame, seen = self.found.get(rank.rank), self._blame(rank.rank), self.seen[rank.rank]
+        own, blame, seen = self.own_failures.get(rank.rank), self._blame(rank.rank), self.seen[rank.rank]
         failure = None if own is None else replace(own.failure, rank=rank.rank)
         hung = own is not None and own.hung
         if failure is not None and rank.location is not None and (hung or blame == "cause"):
@@ -583,7 +588,7 @@ class _Case:
         if pid is None:  # its parent does not know it
             pid = ((seen.env or {}).get("process") or {}).get("pid")
         if code is None and rank.is_heard_of and not hung and self.first_failure is None:
-            ended_unseen = any(each.weight == ENDED_UNSEEN for each in self.found.values())
+            ended_unseen = any(each.weight == ENDED_UNSEEN for each in self.own_failures.values())
             code = None if ended_unseen else 0
         return RankRecord(
             rank=rank.rank,
@@ -615,7 +620,7 @@ class _Case:
         return busy * max(each.number for each in rank.collectives) / steps
 
     def _blame(self, number: int) -> Blame | None:
-        own = self.found.get(number)
+        own = self.own_failures.get(number)
         if number == self.root or (self.first is None and number == self.blamed):
             return "cause"
         if own is None:
@@ -627,12 +632,14 @@ class _Case:
             if own.hung or asked or (number in self.unseen and not own.is_echo):
                 return "unknown"
         if self.first is None and own.weight < GAVE_UP and own.failure.phase == "cleanup":
-            lower = (other for other in self.found if other < number)  # the first in its cleanup
-            if not any(self.found[it].failure.phase == "cleanup" and not self.found[it].follows for it in lower):
+            lower = (other for other in self.own_failures if other < number)  # the first in its cleanup
+            if not any(
+                self.own_failures[it].failure.phase == "cleanup" and not self.own_failures[it].follows for it in lower
+            ):
                 return "cause"
         if own.follows:
             return "collateral"
-        lighter = self.first is None or self.found.get(self.first, own).weight < own.weight or self.is_wait
+        lighter = self.first is None or self.own_failures.get(self.first, own).weight < own.weight or self.is_wait
         return "collateral" if own.weight >= GAVE_UP and lighter else "unknown"
 
 

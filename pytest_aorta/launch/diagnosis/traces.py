@@ -139,8 +139,8 @@ def _lock_of(frames: Sequence[Frame]) -> tuple[str, int, str, str] | None:
     frame = frames[at]
     with contextlib.suppress(OSError, IndexError):
         source = Path(frame.file).read_text(errors="replace").splitlines()[frame.line - 1]
-        if found := _TAKES_LOCK.match(source):
-            return frame.file, frame.line, frame.name.replace("<module>", "main"), found[1] or found[2]
+        if match := _TAKES_LOCK.match(source):
+            return frame.file, frame.line, frame.name.replace("<module>", "main"), match[1] or match[2]
     return None
 
 
@@ -171,9 +171,9 @@ def crash_text(stderr: Path | None) -> str | None:
     if stderr is None:
         return None
     text = read_tail(stderr, _TAIL)
-    fatal = max((found.start() for found in _FATAL.finditer(text)), default=None)
+    fatal = max((match.start() for match in _FATAL.finditer(text)), default=None)
     recent = "\n".join(text[:fatal].splitlines()[-_LINES_BEFORE:])
-    words = [found[0] for found in _LAST_WORDS.finditer(recent)]
+    words = [match[0] for match in _LAST_WORDS.finditer(recent)]
     if fatal is None and not words:
         return None
     stacks = [] if fatal is None else [text[fatal:].rstrip()]
@@ -267,8 +267,8 @@ _OTHER_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 def sizes_in(complaint: str | None) -> tuple[int, int] | None:
     """Of a rank that has got more bytes than it expected in a collective: how many came, and how many it expected."""
-    found = None if complaint is None else _OTHER_SIZE.search(complaint)
-    return None if found is None else (int(found[1]), int(found[2]))
+    sizes = None if complaint is None else _OTHER_SIZE.search(complaint)
+    return None if sizes is None else (int(sizes[1]), int(sizes[2]))
 
 
 #: Words of torch.distributed and its backends. A dataset or a server of the user's says "Connection reset" as well.
@@ -327,7 +327,7 @@ def last_words(logs: Sequence[Path], most: int) -> Failure | None:
 
     Many programs catch what is raised, log it and exit. ``at`` is the time of the last write to that log.
     """
-    found = []
+    failures = []
     for path in logs:
         lines = [line.strip() for line in read_tail(path, _TAIL).splitlines()]
         for line in [line for line in lines if line][-most:]:
@@ -339,9 +339,9 @@ def last_words(logs: Sequence[Path], most: int) -> Failure | None:
                 kind = named["type"].rpartition(".")[2]
                 message = named["message"] or (named["arguments"] or "").strip("'\"") or kind
             with contextlib.suppress(OSError):
-                found.append(Failure("run", "exception", message[:_KEPT], kind, at=path.stat().st_mtime))
+                failures.append(Failure("run", "exception", message[:_KEPT], kind, at=path.stat().st_mtime))
             break
-    return max(found, key=lambda each: each.at or 0.0, default=None)
+    return max(failures, key=lambda each: each.at or 0.0, default=None)
 
 
 #: A line of a library in C++, such as torch's warning of a process group that was not destroyed.
@@ -350,13 +350,13 @@ _OF_A_LIBRARY = re.compile(r"(\[rank\d+\]:)?\[[IWEF]\d{4}\b")
 
 def last_line(logs: Sequence[Path]) -> str | None:
     """The last line that the program has written itself, and that says more than metrics, to the log written last."""
-    found: dict[float, str] = {}
+    last_by_time: dict[float, str] = {}
     for path in logs:
         lines = [plain_line(line).strip() for line in read_tail(path, _TAIL).splitlines()]
         own = [line for line in lines if line and not _OF_A_LIBRARY.match(line) and not is_of_metrics(line)]
         with contextlib.suppress(OSError):
-            found.update({path.stat().st_mtime: own[-1][:_KEPT]} if own else {})
-    return found[max(found)] if found else None
+            last_by_time.update({path.stat().st_mtime: own[-1][:_KEPT]} if own else {})
+    return last_by_time[max(last_by_time)] if last_by_time else None
 
 
 #: In a trial's folder: the stacks of its processes, or of those that imported its workload, and what these had written.

@@ -62,19 +62,19 @@ class WaitGraph:
 
     def ring(self) -> list[int]:
         """Ranks that wait for each other in a ring, beginning with the lowest; the shortest such ring."""
-        found: list[int] = []
+        ring: list[int] = []
         for start in sorted(self.edges):
             paths, seen = [[start]], {start}
-            while paths and not (found and len(paths[0]) >= len(found)):
+            while paths and not (ring and len(paths[0]) >= len(ring)):
                 path = paths.pop(0)
                 peers = sorted(self.edges.get(path[-1], ()))
                 if start in peers:
-                    found = path
+                    ring = path
                     break
                 new = [peer for peer in peers if peer > start and peer not in seen]
                 seen.update(new)
                 paths += [[*path, peer] for peer in new]
-        return found
+        return ring
 
     @property
     def is_long(self) -> bool:

@@ -325,13 +325,13 @@ class CellZygote:
                     seed = rank_hash_seed(job.hash_seed(index), rank)
                     of_ranks.append(of_start(replace(self._spec, argument=argument, rehearse=None), index, seed))
                 source.ranks = tuple(of_ranks)
-        found: list[Zygote | ZygoteError] = [ZygoteUnwanted("not started")] * (nproc - 1)
+        started: list[Zygote | ZygoteError] = [ZygoteUnwanted("not started")] * (nproc - 1)
 
         def start(number: int, spec: ZygoteSpec) -> None:
             try:
-                found[number] = pool.acquire(spec, limits, cancelled)
+                started[number] = pool.acquire(spec, limits, cancelled)
             except ZygoteError as error:
-                found[number] = error
+                started[number] = error
 
         began = time.monotonic()
         # A thread has to live until its zygote is ready.
@@ -340,8 +340,8 @@ class CellZygote:
             thread.start()
         for thread in threads:
             thread.join()
-        zygotes = [each for each in found if isinstance(each, Zygote)]
-        for error in found:
+        zygotes = [each for each in started if isinstance(each, Zygote)]
+        for error in started:
             if isinstance(error, ZygoteError):
                 for zygote in zygotes:
                     pool.release(zygote)

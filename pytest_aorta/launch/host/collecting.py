@@ -62,15 +62,15 @@ def with_collectors(job: TrialJob, collectors: Mapping[str, Collector]) -> Trial
             nproc=spec.execution.nproc,
         )
         try:
-            found = collector.prepare(context)
+            needs = collector.prepare(context)
         except Exception as error:
             said = str(error) if isinstance(error, CollectorError) else f"{type(error).__name__}: {error}"
             raise LaunchModeError(f"--aorta-collect {name}: {said}") from error
-        twice = sorted(found.variables.keys() & (variables.keys() | spec.overlay.keys()))
+        twice = sorted(needs.variables.keys() & (variables.keys() | spec.overlay.keys()))
         if twice:
             raise LaunchModeError(f"--aorta-collect {name} sets {twice[0]}, which the cell or another collector sets")
-        variables |= found.variables
-        prefix = (*found.prefix, *prefix)
+        variables |= needs.variables
+        prefix = (*needs.prefix, *prefix)
     if not variables and not prefix:
         return job
     environment = replace(spec.environment, launcher=(*spec.environment.launcher, *prefix))
@@ -91,11 +91,11 @@ def collected(folder: Path, collectors: Mapping[str, Collector], ranks: Sequence
     processes = read_log(own / "processes.jsonl") or []
     stems = _rename(own, processes, {rank.pid: rank.rank for rank in ranks if rank.pid is not None})
     begun = sorted({int(stem.removeprefix("rank_")) for stem in stems if stem.startswith("rank_")})
-    found = {name: _one(own / name, collector, begun, processes) for name, collector in collectors.items()}
+    collected = {name: _one(own / name, collector, begun, processes) for name, collector in collectors.items()}
     with contextlib.suppress(OSError):
         (own / "processes.jsonl").unlink(missing_ok=True)
         own.rmdir()  # only when it is empty
-    return found
+    return collected
 
 
 def _rename(own: Path, processes: Sequence[Mapping[str, Any]], ranks: Mapping[int, int]) -> set[str]:
@@ -126,7 +126,7 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
         problems += [f"{path.stem}: {entry.get('error')}" for entry in read_log(path) or ()]
         path.unlink(missing_ok=True)
     problems += _shrink(folder)
-    found: dict[str, Any] = {"sentence": "", "data": {}, "artifacts": []}
+    summary: dict[str, Any] = {"sentence": "", "data": {}, "artifacts": []}
     cls = type(collector)
     if cls.summarize is not Collector.summarize:
         asked = {
@@ -142,7 +142,7 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
                 why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
                 problems.append(f"its summary failed: {why}")
             else:
-                found = json.loads(done.stdout)
+                summary = json.loads(done.stdout)
         except subprocess.TimeoutExpired:
             problems.append(f"its summary failed: TimeoutError: it took longer than {_PATIENCE:.0f} s")
         except Exception as error:
@@ -151,13 +151,13 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
         folder.rmdir()
     # Of third-party code: a record names files of the trial only.
     inside = folder.resolve()
-    left = map(Path, found["artifacts"])
+    left = map(Path, summary["artifacts"])
     own = [path for path in left if path.exists() and path.resolve().is_relative_to(inside)]
     artifacts = [str(inside.relative_to(inside.parents[2]) / path.resolve().relative_to(inside)) for path in own]
     return Collected(
         options=dict(collector.given),
-        sentence=found["sentence"],
-        data=found["data"],
+        sentence=summary["sentence"],
+        data=summary["data"],
         problems=problems[:_MOST],
         artifacts=artifacts,
     )

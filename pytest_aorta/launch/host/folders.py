@@ -124,8 +124,8 @@ def _shared_folder(base: Path, launcher: int) -> Path:
     folder = base / f"{PREFIX}{launcher}-{started}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     return folder
 
@@ -156,14 +156,14 @@ class PrivateFolders:
 
     def variables(self, overlay: Iterable[str], seed: int | None = None) -> dict[str, str]:
         """What the trial finds in its environment, but for what its ``overlay`` sets; ``seed``: for a command."""
-        found = {TRIAL_INDEX: str(self.index), TRIAL: str(self.index), TRIAL_DIR: str(self.files)}
+        variables = {TRIAL_INDEX: str(self.index), TRIAL: str(self.index), TRIAL_DIR: str(self.files)}
         if seed is not None:
-            found[TRIAL_SEED] = str(command_seed(seed))
+            variables[TRIAL_SEED] = str(command_seed(seed))
         if self.tmp is not None:
-            found["TMPDIR"] = str(self.tmp)
-        for name in found.keys() & overlay:
-            del found[name]
-        return found
+            variables["TMPDIR"] = str(self.tmp)
+        for name in variables.keys() & overlay:
+            del variables[name]
+        return variables
 
 
 def make_place(
@@ -307,14 +307,14 @@ class SharedFolder:
             if self._is_over or time.monotonic() < self._next:
                 return None
             before, self._seen = self._seen, self._look()
-            found = []
+            changed = []
             for folder in before.keys() & self._seen.keys():
                 for name, _ in self._seen[folder].items() - before[folder].items():
-                    found.append(os.path.join(folder, name))
-            self._is_over = bool(found)
-        if not found:
+                    changed.append(os.path.join(folder, name))
+            self._is_over = bool(changed)
+        if not changed:
             return None
-        names = ", ".join(first_names(sorted(found), _FILES_NAMED))
+        names = ", ".join(first_names(sorted(changed), _FILES_NAMED))
         return (
             f"files in the working directory appeared or changed while trials ran: {names}; one trial may find what "
             "another has left (--aorta-cwd fresh or copy)"
@@ -338,7 +338,7 @@ class SharedFolder:
             if len(folders) + len(names) > _MOST_IN_FOLDER or count > _MOST:
                 folders.clear()
                 continue
-            found = seen[root[len(self._folder) + 1 :]] = {}
+            files = seen[root[len(self._folder) + 1 :]] = {}
             for name in (*folders, *names):
                 path = os.path.join(root, name)
                 is_hidden = name.startswith(".") or name in _NO_FILES
@@ -346,12 +346,12 @@ class SharedFolder:
                     if name in folders:
                         folders.remove(name)
                 elif name in folders:
-                    found[f"{name}/"] = (0, 0)
+                    files[f"{name}/"] = (0, 0)
                 else:
                     with contextlib.suppress(OSError):
                         status = os.stat(path)
                         if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in outputs:
-                            found[name] = (status.st_size, status.st_mtime_ns)
+                            files[name] = (status.st_size, status.st_mtime_ns)
         ended = time.monotonic()
         self._looks += 1
         self._next = ended + (_TIMES * (ended - began) if self._looks >= _FIRST else 0)

@@ -97,13 +97,13 @@ def cut_logs(folder: Path, limit: int) -> list[str]:
 
 
 def _long_logs(folder: Path, limit: int) -> list[tuple[Path, int]]:
-    found = []
+    long = []
     for path in sorted(folder.rglob("*.log")):
         with contextlib.suppress(OSError):
             facts = path.lstat()
             if facts.st_size > limit and not path.is_symlink():
-                found.append((path, facts.st_size))
-    return found
+                long.append((path, facts.st_size))
+    return long
 
 
 #: Processes that are named when they outlive their trial.
@@ -392,7 +392,7 @@ class Supervisor:
                 seen.modules = sorted({*seen.modules, *opened.modules})
             if opened is not None and seen.result is not None:
                 seen.result = replace(seen.result, output={**seen.result.output, "devices": opened.devices})
-        found = collecting.collected(self._folder, self._collectors, seen.ranks) if self._collectors else {}
+        collected = collecting.collected(self._folder, self._collectors, seen.ranks) if self._collectors else {}
         artifacts = collect_artifacts(self._folder)
         failure = conclude(seen)[1]
         crashed = failure is not None and failure.signal is not None
@@ -412,7 +412,7 @@ class Supervisor:
             request=request,
             imposed=self._allocation.imposed(job.inherited.variables, spec.overlay),
             side_by_side=self._allocation.side_by_side,
-            collected=found,
+            collected=collected,
         )
 
     def _advance(self) -> bool:

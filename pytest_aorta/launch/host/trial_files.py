@@ -192,11 +192,11 @@ def gather_evidence(
         waited_for -= {rank for rank in waited_for if has_ended(folders[rank], rank)}
         time.sleep(0.01)
     for rank, own in folders.items():
-        found = complete_rank(RankEvidence(rank, rank), own, "", folder.parent, source)
+        evidence = complete_rank(RankEvidence(rank, rank), own, "", folder.parent, source)
         if rank == 0:  # its log may lie on a disk that is full
-            found.exit, found.overdue = end, overdue
-        found.host = socket.gethostname() if found.events is not None else None
-        trial.ranks.append(found)
+            evidence.exit, evidence.overdue = end, overdue
+        evidence.host = socket.gethostname() if evidence.events is not None else None
+        trial.ranks.append(evidence)
         if rank != 0 and rank not in waited_for:
             for file in (event_log, step_file):
                 file(own, rank).unlink(missing_ok=True)
@@ -210,7 +210,7 @@ def with_other_nodes(trial: AttemptEvidence, folder: Path, node: int, nodes: int
     others = [other for number in range(1, nodes) if (other := node_folder(folder, number)).exists()]
     if trial.group is None:  # they have not met
         others = []
-    found: list[RankEvidence] = []
+    ranks: list[RankEvidence] = []
     network: list[str] = []
     give_up = time.monotonic() + grace + _NODE_PATIENCE
     while others:
@@ -218,13 +218,13 @@ def with_other_nodes(trial: AttemptEvidence, folder: Path, node: int, nodes: int
             read = read_evidence(evidence_file(other, last_attempt(other)))
             # The file of an earlier run may lie there, where the node has not come.
             if read is not None and read.group == trial.group:
-                found += read.ranks
+                ranks += read.ranks
                 network += [read.network] if read.network else []
                 others.remove(other)
         if time.monotonic() > give_up:
             break
         time.sleep(0.05)
-    return replace(trial.with_ranks(found), network="; ".join(network) or None)
+    return replace(trial.with_ranks(ranks), network="; ".join(network) or None)
 
 
 def node_folder(folder: Path, node: int) -> Path:
@@ -318,9 +318,9 @@ class FolderReader:
             keep_evidence(folder, trial)
             seen.attempts.append(attempt_event(trial)["attempt"])
         if seen.result is not None and seen.result.passed:
-            found = judge(attempts[-1]) if attempts else None
-            if found is not None and found.failure is None:
-                seen.see(ranks_event(found))
+            judgement = judge(attempts[-1]) if attempts else None
+            if judgement is not None and judgement.failure is None:
+                seen.see(ranks_event(judgement))
             drop_collectives(folder)
             return
         if not attempts:
@@ -371,13 +371,13 @@ class FolderReader:
         return trial
 
     def _judge(self, trial: AttemptEvidence) -> None:
-        found, seen = with_earlier(judge(trial), self._seen.attempts), self._seen
-        if found.failure is not None or found.cleanup is not None:
+        judgement, seen = with_earlier(judge(trial), self._seen.attempts), self._seen
+        if judgement.failure is not None or judgement.cleanup is not None:
             keep_evidence(self._folder, trial)
-        seen.see(ranks_event(found))
-        if found.location is not None:
-            seen.location, seen.hung_rank = found.location, found.hung_rank
-            failure = next((record.failure for record in found.ranks if record.rank == found.hung_rank), None)
+        seen.see(ranks_event(judgement))
+        if judgement.location is not None:
+            seen.location, seen.hung_rank = judgement.location, judgement.hung_rank
+            failure = next((record.failure for record in judgement.ranks if record.rank == judgement.hung_rank), None)
             if failure is not None and failure.is_late and failure.phase == "import":
                 seen.phase = "import"  # of which rank 0, whose phase it was, knows nothing
         self.combine_results()

@@ -247,10 +247,10 @@ class RankWatch:
         kill, killpg, waitpid, fork_exec = os.kill, os.killpg, os.waitpid, _posixsubprocess.fork_exec
 
         def wait(pid: int, options: int, /) -> tuple[int, int]:
-            found = waitpid(pid, options)
-            if found[0] and (os.WIFEXITED(found[1]) or os.WIFSIGNALED(found[1])):
-                self.quietly(self.has_ended, *found)
-            return found
+            ended = waitpid(pid, options)
+            if ended[0] and (os.WIFEXITED(ended[1]) or os.WIFSIGNALED(ended[1])):
+                self.quietly(self.has_ended, *ended)
+            return ended
 
         def ask(pid: int, number: int, /) -> None:
             self.quietly(self.ends, pid, number)
