@@ -42,15 +42,15 @@ _PORT = 29400
 
 
 class JobPool:
-    """Runs jobs in the order in which they come, but that slots are balanced; urgent ones first. Thread-safe.
+    """Runs urgent jobs first and the others in their order, except where cells need balancing over slots. Thread-safe.
 
-    A thread lives as long as its slot has something to do: while nothing runs, there is none that a fork could miss.
+    A slot has a thread only while it has a job: while nothing runs, no thread of the pool can be lost in a fork.
     """
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._changed = threading.Condition()
         self._slots = slots
-        #: How often each cell came to each host and slot.
+        #: Number of jobs of each cell that each host and slot has taken.
         self._taken: Counter[tuple[object, ...]] = Counter()
         self._waiting: list[TrialJob] = []
         self._running: dict[Slot, TrialJob] = {}
@@ -72,11 +72,11 @@ class JobPool:
             job.give_up(next(iter(self._dead.values()), None))
 
     def choose(self, waiting: Iterable[TrialJob], slot: Slot) -> TrialJob | None:
-        """Of jobs that wait, the one that a slot takes, so that each cell comes to each host and slot equally often.
+        """Choose the waiting job that a slot takes, so that each host and slot runs equally many jobs of each cell.
 
-        Otherwise cells and slots, which have devices of their own, may fall into step: then a bad device looks like the
-        effect of a cell. It is the first, or one of another cell and about the same round, before the second of any
-        cell. An urgent one is passed by none.
+        Otherwise cells and slots may fall into step, and a bad device of one slot looks like the effect of a cell.
+        Candidates are the first job and those of other cells in about the same round, up to the second job of any cell.
+        No job overtakes an urgent one.
         """
         first = chosen = None
         cells, fewest = set(), (0, 0)
@@ -132,7 +132,7 @@ class JobPool:
             job.give_up(error)
 
     def close(self, patience: float) -> bool:
-        """Cancel everything; whether all that ran has ended within ``patience`` seconds."""
+        """Cancel all jobs; return whether the running ones ended within ``patience`` seconds."""
         with self._changed:
             self._closed = True
             waiting, self._waiting = self._waiting, []
@@ -164,15 +164,15 @@ def meeting_point(options: ElasticOptions, hosts: Sequence[str]) -> str:
 
 
 class SlotEngine:
-    """Runs trials in the order in which they are launched; starts what it needs with the first one.
+    """Runs trials in the order in which they are launched; starts hosts and threads with the first one.
 
     Args:
         resources: slots, devices, cores and hosts of the run.
-        identity: source files that have to be the same everywhere, by name, with their digests.
+        identity: digests, by name, of the source files that must be the same on all hosts.
         grace: seconds between SIGTERM and SIGKILL.
-        results: the folder that files of trials on this host are written to.
-        elastic: options of trials that have several nodes: this one and others, or the hosts.
-        run: a name of the run, which all its processes have.
+        results: the results directory of this host.
+        elastic: options of trials with several nodes; the nodes are this one and others, or the hosts.
+        run: name of the run, equal in all its processes.
     """
 
     def __init__(
@@ -190,9 +190,9 @@ class SlotEngine:
         self._identity = identity or {}
         self._grace = grace
         self._results = results
-        #: Options of trials whose nodes are the hosts.
+        #: Elastic options where the nodes of a trial are the hosts of this run.
         self._nodes: ElasticOptions | None = None
-        #: Where the nodes meet, if this is the first of them, or has it as a host.
+        #: Where the nodes meet, if node 0 is this process or one of its hosts.
         self._node_store: tuple[str, int] | None = None
         if elastic is not None and resources.hosts and is_multi_node(elastic):
             least, most = elastic.nnodes
@@ -211,7 +211,7 @@ class SlotEngine:
 
     @property
     def pool(self) -> JobPool:
-        """Started with the first trial; an engine that cannot be started raises the same error every time."""
+        """The pool, started with the first trial; raises the same error each time if it cannot start."""
         with self._lock:
             if self._unusable is not None:
                 raise self._unusable
@@ -245,14 +245,14 @@ class SlotEngine:
     def check(
         self, spec: TrialSpec, timeout: float | None = None, patience: float | None = None
     ) -> PreparedCell | None:
-        """Prepare a cell, once, and find out what would prevent each of its trials.
+        """Prepare a cell once, and raise what would prevent every trial of it.
 
-        ``None`` where that is no mistake of the request: then every trial has it in its record.
+        Returns ``None`` if the preparation fails for another reason, which every trial then records.
 
         Args:
             spec: one of its trials.
             timeout: deadline in seconds that overrides the spec's.
-            patience: seconds to wait, ``None`` for as long as it takes. After that, trials find it out as well.
+            patience: seconds to wait; ``None`` waits until the cell is prepared. Afterwards, the trials meet the error.
 
         Raises:
             ConfigError: an option that the workload does not have, or a value that does not fit.
@@ -283,13 +283,13 @@ class SlotEngine:
         on_packages: Callable[[dict[str, Any]], object] = lambda listing: None,
         make_room: Callable[[], bool] = lambda: True,
     ) -> TrialJob:
-        """Have a trial run as soon as there is a slot; raises only ``EngineUnusable``: its failures are in its record.
+        """Queue a trial for the next free slot. Raises only ``EngineUnusable``: all other failures are in its record.
 
         Args:
             spec: what to run.
             folder: for its artifacts; created when it starts.
             timeout: deadline in seconds that overrides the spec's.
-            urgent: before those that wait, because the caller waits for it.
+            urgent: run it before jobs that are not urgent, because the caller waits for it.
             on_start: called just before it starts, with its ``place``.
             on_packages: called with a list of the installed distributions that is new in this run.
             make_room: called before anything is put into the folder of a trial that could not start; whether it may be.
@@ -298,7 +298,7 @@ class SlotEngine:
         if self._nodes is None:
             parts.append(self._job(spec, folder, timeout))
             parts[0].cell, parts[0].round = (spec.workload.name, spec.cell), spec.trial_index
-        else:  # the parts keep their places in the queue: all hosts have to come to the same trial
+        else:  # no balancing: all hosts must run the parts of the same trial
             for node in range(self._nodes.nnodes[1]):
                 nnodes, at = self._nodes.nnodes, self._nodes.rdzv_endpoint
                 elastic = replace(spec.execution.elastic, nnodes=nnodes, rdzv_endpoint=at, node_rank=node)

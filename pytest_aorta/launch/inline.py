@@ -1,4 +1,4 @@
-"""Environments that are given by what is installed in them: made once, and kept in the user's cache folder."""
+"""Environments given as a list of packages (``uv:...``): made once, and kept in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TA
 
 _lock = threading.Lock()
 
-#: Why environments could not be made, by their folders; each is tried once.
+#: Errors by folder; making each environment is tried once.
 _problems: dict[str, str] = {}
 
 
@@ -31,9 +31,9 @@ def is_made(environment: Environment) -> bool:
 
 
 def make(environment: Environment) -> str:
-    """Make an inline environment, unless it is there; why that failed, else empty. Others are left as they are.
+    """Make an inline environment if it does not exist; return why that failed, or an empty text.
 
-    By ``uv``, where it is on ``PATH``, else by ``venv`` and ``pip``. Processes and threads wait for each other.
+    Uses ``uv`` if it is on ``PATH``, else ``venv`` and ``pip``. Processes and threads that make the same one wait.
     """
     if is_made(environment):
         return ""

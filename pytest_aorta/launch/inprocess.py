@@ -40,10 +40,10 @@ from pytest_aorta.trials.spec import TrialSpec
 #: Libraries that read variables when they are imported, and not later.
 _READS_VARIABLES = ("numpy", "torch")
 
-#: Source files and surroundings of each class when it was first prepared: trials add to what is imported here.
+#: Source files and surroundings of each class at its first preparation; later trials import more into this process.
 _FIRST: WeakKeyDictionary[type[Any], tuple[tuple[str, ...], dict[str, Any]]] = WeakKeyDictionary()
 
-#: By the target of a workload: which generators its import has seeded itself.
+#: Seeds of this process after the import of each workload, by its target.
 _SEEDS: dict[str, ProcessSeeds] = {}
 
 #: pytest changes it while a trial runs.
@@ -105,7 +105,7 @@ def _prepare(spec: TrialSpec) -> PreparedCell:
 
 
 class JobInProcess(TrialJob):
-    """Its phases run when they are waited for; the workload's own exceptions come out of ``wait``.
+    """A trial in this process: ``wait`` runs its phases, and raises the workload's own exceptions.
 
     From ``setup`` to ``finish``, this process has the trial's variables, ``sys.argv`` and folder for temporary files.
     ``workers`` processes run trials side by side.
@@ -151,7 +151,7 @@ class JobInProcess(TrialJob):
         return bool(self._seen.failures) or self._seen.over() or self._seen.result is not None
 
     def take_warnings(self) -> list[str]:
-        """That it does not run in its environment, and which options may have no effect, once."""
+        """Warn once if it does not run in its environment, and of options that may have no effect."""
         if self._seen.env is None or self._warned:
             return []
         self._warned = True

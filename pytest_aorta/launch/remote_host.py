@@ -1,4 +1,4 @@
-"""A host that execnet reaches: trials run there as on this one, and their files come home.
+"""A host that execnet reaches: trials run there as on this host, and their files are sent back.
 
 Requests are ``(number, what, argument)`` with ``begin``, ``prepare``, ``run`` and ``cancel``; answers are
 ``(number, kind, ...)`` with ``call`` (of a method of the job), ``file`` (a piece of one), ``value`` and ``error``.
@@ -41,7 +41,7 @@ _OfHost: TypeAlias = tuple[Resources, int, tuple[str, int] | None, int]
 
 
 class RemoteHost:
-    """This side of a host; has the methods of a ``LocalHost``."""
+    """This side of the connection to a host; has the methods of a ``LocalHost``."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class RemoteHost:
         return cell
 
     def run(self, job: TrialJob, slot: int) -> TrialResult:
-        """As of ``LocalHost``; the files of the trial are written into its folder here."""
+        """As ``LocalHost.run``; also writes the files of the trial into its folder on this host."""
         record: TrialResult = self._ask("run", (job.asked, slot), job, job.folder)
         return record
 
@@ -139,7 +139,7 @@ class RemoteHost:
 
 
 def start_hosts(hosts: Sequence[RemoteHost]) -> None:
-    """Start all hosts at once; the first failure counts, and ends all of them."""
+    """Start all hosts at once; raise the first failure, and close all of them."""
     with contextlib.ExitStack() as undo:
         for host in hosts:
             undo.callback(host.close)
@@ -165,7 +165,7 @@ def _append(folder: Path, name: str, data: bytes) -> None:
 
 
 def serve(argument: tuple[_OfHost, Sequence[str]], channel: HostChannel) -> None:
-    """On the host: run what is asked for, each on a thread, until the other side ends."""
+    """On the host: run each request on a thread of its own, until the other side ends."""
     of_host, sys_path = argument
     sys.path += [path for path in sys_path if path not in sys.path]
     number, _, _ = channel.receive() or (0, "", None)
@@ -195,7 +195,7 @@ def serve(argument: tuple[_OfHost, Sequence[str]], channel: HostChannel) -> None
 
 
 class _RemoteJob(TrialJob):
-    """One request, on a thread of its own: a slot has one at a time, because its caller waits for it."""
+    """One request, on a thread of its own. A slot has one at a time, because its caller waits for it."""
 
     def __init__(
         self, number: int, what: str, asked: TrialJob, slot: int, host: LocalHost, folder: Path, channel: HostChannel

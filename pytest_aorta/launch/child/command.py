@@ -1,4 +1,4 @@
-"""A command as a workload: its process and output, and the result of what it has printed."""
+"""A command as a workload: its process, its output, and the result that its output gives."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from pytest_aorta.trials.workload import CommandResult
 
 _CHUNK = 2**16
 
-#: Bytes without an end of line that are taken for one.
+#: Bytes after which output without a line end is taken for a line.
 _LONGEST_LINE = 2**16
 
-#: Bytes at the end of its standard error that are kept.
+#: Bytes that are kept of the end of its standard error.
 _TAIL = 2**16
 
-#: Seconds between two looks at a process whose pipes are held by others.
+#: Seconds between two looks at a process whose pipes other processes hold.
 _LOOK = 0.05
 
 _LINE_END = re.compile(rb"[\r\n]+")
 
-#: Takes a line, and when it came, in seconds of ``time.perf_counter()``.
+#: Receives each line and its time in seconds of ``time.perf_counter()``.
 Take = Callable[[str, float], object]
 
 
 class Lines:
-    """Puts chunks of bytes together to lines. Those of progress bars end with a carriage return."""
+    """Joins chunks of bytes to lines. Lines of progress bars end with a carriage return."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -85,7 +85,7 @@ class CommandProcess:
         self.errors = b""
 
     def follow(self, take: Take) -> int:
-        """Pass its output on until it has ended, also where a process that it has left behind holds its pipes.
+        """Pass its output on until it has ended, even if a process that it left behind holds its pipes.
 
         Returns:
             its exit code; negative for a signal.
@@ -133,10 +133,10 @@ class CommandProcess:
 
 @contextlib.contextmanager
 def last_to_leave() -> Iterator[None]:
-    """While a command runs, leave it to it to answer the signals that all processes of a trial get.
+    """While a command runs, let the command answer the signals that all processes of a trial get.
 
-    SIGTERM ends the command, whose last words have to reach the logs, and then this process; of a hang, the stacks that
-    count are the command's.
+    SIGTERM ends the command, whose last words must reach the logs, and then this process. In a hang, only the stacks of
+    the command matter.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield  # in the process of pytest
@@ -163,10 +163,10 @@ _SHOWN = 200
 
 
 def command_failure(code: int, findings: OutputFindings, errors: str) -> Failure | None:
-    """What a command has failed of; ``None`` when it has passed.
+    """Why a command has failed; ``None`` if it has passed.
 
-    The first of these decides: a signal; a line that matches ``fail_on``, or a metric that is not finite; ``skip_on``;
-    the exit code; that no line matches ``pass_on``.
+    The first of these decides: a signal; a line that matches ``fail_on``, or a metric that is not finite; a line that
+    matches ``skip_on``; the exit code; no line that matches ``pass_on``.
     """
     if code < 0:
         return _after(infer_exit_reason(code, None, errors), findings)
@@ -192,7 +192,7 @@ def _after(failure: Failure, findings: OutputFindings) -> Failure:
 
 
 def command_result(code: int, findings: OutputFindings, errors: str, elapsed: float) -> CommandResult:
-    """The result of a command that has ended after ``elapsed`` seconds; the rest as of ``command_failure``."""
+    """The result of a command that took ``elapsed`` seconds; the other arguments are as for ``command_failure``."""
     failure, output = command_failure(code, findings, errors), findings.report()
     if failure is None and findings.rules.has_steps and findings.step is None:
         output["warnings"].append("passed=True, but no line of its output says a step")

@@ -1,4 +1,4 @@
-"""The cores and devices of one host, and which of them a trial has while it runs."""
+"""Gives each running trial a share of the cores and devices of one host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import Imposed, SideBySide
 from pytest_aorta.trials.spec import ImposedCounts
 
-#: The first is the one that torch goes by.
+#: Variables that set numbers of threads; torch reads the first one.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -40,7 +40,7 @@ class Allocation:
     side_by_side: SideBySide = field(default_factory=SideBySide)
 
     def imposed(self, inherited: Mapping[str, str], overlay: Mapping[str, str]) -> Imposed:
-        """For the record of a trial that inherits some variables and has others as its ``overlay``."""
+        """What the record of a trial says of it, without variables that the trial has from elsewhere."""
         variables = {**self.threads, **self.devices}
         for name in (inherited.keys() - self.devices.keys() | overlay.keys()) & variables.keys():
             del variables[name]
@@ -65,11 +65,11 @@ class Allocator:
             cores=threads_of(cpus),
             job=os.environ.get("SLURM_JOB_ID"),
         )
-        #: Slots of all workers of this host, and the number of this one's first slot among them.
+        #: Number of slots of all workers of this host, and number of the first slot of this worker.
         self._at_a_time = resources.slots * resources.workers
         self._first = resources.worker * resources.slots
         self._divides = resources.own_cores and self._at_a_time > 1
-        #: Of all slots; ``None`` where cores are not divided, or there are too few.
+        #: Cores of each slot; ``None`` if cores are not divided, or there are too few.
         self._shares = equal_shares(self._at_a_time, cpus) if self._divides else None
         self._found = None if devices is None else find_devices()
         self._leases: Leases | None = None
@@ -84,10 +84,10 @@ class Allocator:
 
     @contextlib.contextmanager
     def allocate(self, job: TrialJob, slot: int, need: int, cell: object = None) -> Iterator[Allocation]:
-        """The cores of slot ``slot``, and ``need`` devices if devices are leased; waits until so many are free.
+        """Allocate the cores of slot ``slot`` and, if devices are leased, ``need`` devices; wait until they are free.
 
-        A ``cell`` comes to all devices equally often, see ``_preferred``; ``None`` for what is no trial. Raises
-        ``LeaseCancelled``, or ``DevicesQuarantined`` where so many will never be free again.
+        A ``cell`` gets all devices equally often, see ``_preferred``; ``None`` is for jobs that are no trials. Raises
+        ``LeaseCancelled``, or ``DevicesQuarantined`` if so many devices will never be free again.
         """
         imposes, number = self.imposes(need), self._first + slot
         shared = Allocation(
@@ -113,7 +113,7 @@ class Allocator:
                 )
 
     def imposes(self, need: int, workload: str | None = None) -> ImposedCounts:
-        """What an allocation for so many processes changes for them.
+        """The limits that an allocation imposes on ``need`` processes.
 
         Raises:
             LaunchModeError: there are fewer devices than a trial of the ``workload`` needs.
@@ -133,10 +133,10 @@ class Allocator:
         return ImposedCounts(threads=max(1, cores // need), cores=cores, devices=devices)
 
     def _preferred(self, devices: Sequence[int], number: int, need: int, cell: object) -> list[int]:
-        """Devices in the order in which they are taken if they are free: parts of ``need`` that are next to each other.
+        """Order in which free devices are taken: groups of ``need`` neighbouring devices.
 
-        Where there is one part for each slot, a slot keeps its own: as slots are balanced over cells, so are devices.
-        Where there are more, the cell takes those that it has had least often.
+        If there is one group per slot, each slot keeps its own: slots are balanced over cells, and so devices are, too.
+        If there are more groups, the cell takes the group that it has had least often.
         """
         parts = [devices[start : start + need] for start in range(0, len(devices), need)]
         has_own = len(devices) // need == self._at_a_time
@@ -161,9 +161,9 @@ class Allocator:
         raise DevicesQuarantined(f"{held}, which cannot be ended; a trial takes {need} of the devices that are left")
 
     def quarantine(self, allocation: Allocation, stuck: Sequence[str]) -> None:
-        """Allocate these devices no more, for the processes ``stuck`` cannot be ended.
+        """Stop allocating these devices, because the processes ``stuck`` cannot be ended.
 
-        The locks that these processes have inherited keep other runs away from the devices.
+        These processes hold the locks of the devices, which keeps other runs away from them.
         """
         self._quarantined |= dict.fromkeys(allocation.device_ids, ", ".join(stuck))
         if self._leases is not None:  # the processes may end after all, and leave a device in any state

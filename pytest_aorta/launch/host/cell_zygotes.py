@@ -1,4 +1,4 @@
-"""The zygotes of one host: what the trials of each cell are forked from, and its description of the workload."""
+"""The zygotes of one host, from which the trials of each cell are forked."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _WARM = 8
 #: Seconds that imports in advance may take.
 _LEARNING = 60.0
 
-#: Whether something is not waited for any more.
+#: Returns whether the caller has stopped waiting.
 Cancelled = Callable[[], bool]
 
 
 class CellZygotes:
-    """Thread-safe: the trials of all slots of the host share it.
+    """The zygotes of all cells; shared by the slots of the host. Thread-safe.
 
     Args:
         resources: of the run.
@@ -45,24 +45,24 @@ class CellZygotes:
         self.lock = threading.Lock()
         self._first = number * resources.workers + resources.worker
         self._step = hosts * resources.workers
-        # A start may run ahead of the trial that needs it on a core that no slot has.
+        # A zygote may be started before its trial on a core that no slot has.
         free = len(os.sched_getaffinity(0)) - resources.slots * resources.workers
         self._free_cores = threading.Semaphore(free) if free > 0 else None
         self._closed = False
         self._cells: dict[str, CellZygote] = {}
         self._plans: dict[str, StartPlan] = {}
-        #: All warnings, and those that were not taken.
+        #: All warnings, and the ones that nobody has taken yet.
         self._warnings: set[str] = set()
         self._new: list[str] = []
 
     def of(self, job: TrialJob, allocation: Allocation) -> CellZygote:
-        """What a trial is forked from; raises ``EnvironmentUnusable``."""
+        """The zygotes of a trial's cell for its devices. Raises ``EnvironmentUnusable``."""
         spec, execution = job.zygote, job.spec.execution
         if allocation.threads or allocation.devices:
             spec = zygote_spec(job.spec, job.inherited, allocation.threads, allocation.devices)
         isolation = execution.isolation
         if isolation == "auto" and is_command(job.spec.workload.target):
-            isolation = "fork"  # of the process that watches the command, which starts as typed
+            isolation = "fork"  # of the process that watches the command; the command itself starts as typed
         with self.lock:
             plan = self._plans.get(job.key)
             if plan is None:
@@ -73,7 +73,7 @@ class CellZygotes:
             return self._cells.setdefault(key, CellZygote(self, spec, plan))
 
     def run_ahead(self, begin: Callable[[Cancelled], object]) -> None:
-        """Call ``begin`` on a thread of its own, as soon as a core is free of slots and of other starts."""
+        """Call ``begin`` on a thread of its own once a core is free that no slot and no other start uses."""
         free = self._free_cores
         if free is None:
             return
@@ -92,7 +92,7 @@ class CellZygotes:
                 self._new.append(text)
 
     def take_warnings(self) -> list[str]:
-        """Warnings since the last call: which module cannot be forked, and why."""
+        """Warnings since the last call, such as which module cannot be forked, and why."""
         with self.lock:
             new, self._new = self._new, []
         return new
@@ -104,10 +104,10 @@ class CellZygotes:
 
 @dataclass(eq=False)
 class Source:
-    """What a trial is forked from: a zygote of its cell, and its place in the plan.
+    """A zygote of a cell from which trials are forked, and its start in the plan.
 
-    ``learned``: modules that are imported in it in advance. ``users``: trials that run. ``ranks``: specifications of
-    the zygotes of its ranks from rank 1 on, each with hashes of its own, as where each rank is a program.
+    ``learned``: modules that it imports in advance. ``users``: number of its running trials. ``ranks``: specifications
+    of the zygotes of ranks 1 and up; each has a hash seed of its own, as ranks that are programs have.
     """
 
     start: ZygoteStart
@@ -118,31 +118,31 @@ class Source:
     ranks: tuple[ZygoteSpec, ...] = ()
 
     def has_no_further_trial(self, job: TrialJob) -> bool:
-        """Whether a trial is the last one from it: then its process may end as an interpreter does."""
+        """Whether a trial is the last one from this source: then its process may exit as an interpreter does."""
         spec = job.spec
         is_last = plan_step(job) == 1 and spec.trial_index + 1 == spec.cell_trials
         return self.start.is_spent or (is_last and spec.execution.isolation == "auto")
 
 
 class CellZygote:
-    """The zygotes of the trials of a cell that have equal devices."""
+    """The zygotes of the trials of a cell with equal devices."""
 
     def __init__(self, zygotes: CellZygotes, spec: ZygoteSpec, plan: StartPlan) -> None:
         self._zygotes = zygotes
         self._plan = plan
-        #: Once it is prepared, with the variables that the workload declares for the start of its process.
+        #: After the preparation, it has the variables that the workload declares for the start of its process.
         self._spec = spec
         self._info: WorkloadInfo | None = None
-        #: What the first start has found of machine and software, for those that follow.
+        #: Facts of machine and software from the first start, handed to the later ones.
         self._static: dict[str, Any] | None = None
         self._error: ZygoteError | None = None
         self._is_forkable = True
-        #: Ranks that have zygotes of their own.
+        #: Number of ranks with zygotes of their own.
         self._nproc = 1
-        #: What several trials share now; what waits for a trial, perhaps still starting.
+        #: The source that several trials share now, and the one that waits for a trial, perhaps still starting.
         self._shared: Source | None = None
         self._waiting: Source | None = None
-        #: What trials have imported, so that it is imported in advance for those that follow; whether that is all.
+        #: Modules that trials imported and that later zygotes import in advance; whether the list is complete.
         self._learned: tuple[str, ...] = ()
         self.has_learned = False
         self._note: str | None = None
@@ -152,9 +152,10 @@ class CellZygote:
         return self._plan.reason
 
     def prepare_cell(self, job: TrialJob, allocation: Allocation, cancelled: Cancelled) -> PreparedCell:
-        """Import the workload, unless that has been done, and plan the launch of its trials.
+        """Import the workload if no zygote has yet, and plan the launch of its trials.
 
-        Raises ``ConfigError``, ``LaunchModeError``, or a ``ZygoteError``: ``ZygoteUnwanted`` once it is cancelled.
+        Raises ``ConfigError``, ``LaunchModeError`` or a ``ZygoteError``, which is ``ZygoteUnwanted`` once it is
+        cancelled.
         """
         workload, limits, pool, warn = job.spec.workload, start_limits(job), self._zygotes.pool, self._zygotes.warn
         longest, spec = min(limits.load or limits.total, limits.total), self._spec
@@ -208,7 +209,7 @@ class CellZygote:
         return PreparedCell(self._info, plan, allocation.imposes)
 
     def _numbered(self, spec: ZygoteSpec, job: TrialJob, source: Source) -> ZygoteSpec:
-        """The specification of a start: with its hash seed, unless it only watches a command."""
+        """Specify a start; it gets a hash seed unless it only watches a command."""
         if is_command(job.spec.workload.target) and job.spec.execution.isolation == "auto":
             return spec
         if self._static is not None:
@@ -216,7 +217,7 @@ class CellZygote:
         return of_start(spec, source.start.index, job.hash_seed(source.start.index))
 
     def _take(self, trial: int) -> Source:
-        """The source of a trial; the lock is held."""
+        """Choose the source of a trial; the caller holds the lock."""
         quota = self._plan.quota(trial)
         shared, learned = self._shared, self._learned if quota > 1 else ()
         if quota == 1 and not self._plan.is_sentinel(trial):
@@ -240,9 +241,9 @@ class CellZygote:
         return waiting
 
     def acquire(self, job: TrialJob, allocation: Allocation, seed: int, cancelled: Cancelled) -> Source:
-        """What a trial of the prepared cell is forked from; a ``fresh`` one where the workload cannot be forked.
+        """Get the source of a trial of the prepared cell; a ``fresh`` one if the workload cannot be forked.
 
-        What a trial has imported within its timeout has as long to be imported in advance.
+        Imports in advance may take as long as the timeout of the trial that showed them.
         """
         spec, limits, trial = job.spec, start_limits(job), job.spec.trial_index
         if spec.execution.isolation == "spawn" or not self._is_forkable:
@@ -273,7 +274,7 @@ class CellZygote:
     def _start(
         self, source: Source, job: TrialJob, allocation: Allocation, limits: StartLimits, cancelled: Cancelled
     ) -> None:
-        """Start the zygote of a source, unless that has been done."""
+        """Start the zygote of a source if it has none yet."""
         pool = self._zygotes.pool
         own = _LEARNING if job.timeout is None else min(job.timeout, _LEARNING)
         learning = replace(limits, grace=0.0, total=min(limits.total, own + (limits.load or _LEARNING)))
@@ -310,7 +311,7 @@ class CellZygote:
                     zygote.load_sec = None  # the trial that showed what to import has that time in its record
 
     def acquire_ranks(self, source: Source, job: TrialJob, nproc: int, cancelled: Cancelled) -> list[Zygote]:
-        """The zygotes of the ranks of a source; all but the first, which is its own, are to be given back.
+        """Get the zygotes of the ranks of a source, the source's own first; the caller gives the others back.
 
         They are started side by side.
         """
@@ -353,7 +354,7 @@ class CellZygote:
         return [source.zygote, *zygotes]
 
     def _start_ahead(self, job: TrialJob, allocation: Allocation, limits: StartLimits) -> None:
-        """Have the source of the next trial start while the present one runs, where a core is free."""
+        """Start the source of the next trial while this one runs, if a core is free."""
         following, plan = job.spec.trial_index + plan_step(job), self._plan
         with self._zygotes.lock:
             if self._waiting is not None or plan.isolation != "auto" or 0 < plan.trials <= following:
@@ -378,7 +379,7 @@ class CellZygote:
         self._zygotes.run_ahead(begin)
 
     def _retire(self, source: Source) -> None:
-        """Close the zygote of a source that nobody will ask for again, once no trial of it runs."""
+        """Close the zygotes of a source that gets no more trials, once none of its trials runs."""
         if source.spec is not None and source.users == 0 and self._shared is not source:
             for spec in (source.spec, *source.ranks):
                 self._zygotes.pool.discard(spec)
@@ -393,9 +394,10 @@ class CellZygote:
         passed: bool | None = None,
         sec: float = 0.0,
     ) -> None:
-        """Give back what was acquired when the trial is over, and note in ``seen`` what was imported for it.
+        """Give back a source when its trial is over, and note in ``seen`` which modules were imported in advance.
 
-        ``forked``: whether the trial has shown what could be. ``passed`` and ``sec``: as of ``StartPlan.ended``.
+        ``forked``: whether the trial was forked, so that its imports can be learned. ``passed``, ``sec``: see
+        ``StartPlan.ended``.
         """
         zygote = source.zygote
         assert zygote is not None
@@ -422,12 +424,12 @@ class CellZygote:
 
 
 def plan_step(job: TrialJob) -> int:
-    """From a trial to the next one of its cell on this host, if slots, workers and hosts take turns."""
+    """Distance between two trials of a cell on one slot, if slots, workers and hosts take turns."""
     resources = job.spec.resources
     return resources.slots * resources.workers * max(1, len(resources.hosts))
 
 
 def start_limits(job: TrialJob) -> StartLimits:
-    """An import has a trial's deadline for itself; what the workload gives as its own is known only after it."""
+    """Limits of a start. Its import may take as long as a trial; the workload's own timeout is known only after it."""
     limits = job.spec.limits
     return StartLimits(load=limits.timeout if job.timeout is None else job.timeout, grace=limits.grace)

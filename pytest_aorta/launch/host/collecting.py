@@ -1,4 +1,4 @@
-"""Collectors of a trial: what they need before it starts, and what they have found when its processes are gone."""
+"""Collectors of a trial: what they need before it starts, and their findings when its processes are gone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT = 2**29
 #: Seconds for a summary.
 _PATIENCE = 120.0
 
-#: Problems that are kept of each.
+#: Problems that are kept of each collector.
 _MOST = 10
 
 _PROGRAM = """
@@ -86,7 +86,7 @@ def make_folders(folder: Path, collectors: Mapping[str, Collector]) -> None:
 
 
 def collected(folder: Path, collectors: Mapping[str, Collector], ranks: Sequence[RankRecord]) -> dict[str, Collected]:
-    """What they have found in the folder of a trial whose processes are gone."""
+    """Their findings in the folder of a trial whose processes are gone."""
     own = folder / FOLDER
     processes = read_log(own / "processes.jsonl") or []
     stems = _rename(own, processes, {rank.pid: rank.rank for rank in ranks if rank.pid is not None})
@@ -99,7 +99,8 @@ def collected(folder: Path, collectors: Mapping[str, Collector], ranks: Sequence
 
 
 def _rename(own: Path, processes: Sequence[Mapping[str, Any]], ranks: Mapping[int, int]) -> set[str]:
-    """Give files of processes the names of their ranks; a process alone is rank 0. The stems of all that have begun."""
+    """Rename files of processes after their ranks; a single process is rank 0. Returns the stems of all that have
+    begun."""
     started = [entry for entry in processes if entry["what"] == "started"]
     wrote = {path.name.partition(".")[0] for path in own.glob("*/process_*")}
     alone = len(wrote) == 1 and not any(entry["rank"] is not None for entry in processes)
@@ -149,7 +150,7 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
             problems.append(f"its summary failed: {type(error).__name__}: {error}")
     with contextlib.suppress(OSError):
         folder.rmdir()
-    # Of third-party code: a record names files of the trial only.
+    # The collector may be third-party code: a record names files of the trial only.
     inside = folder.resolve()
     left = map(Path, summary["artifacts"])
     own = [path for path in left if path.exists() and path.resolve().is_relative_to(inside)]
@@ -164,7 +165,7 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
 
 
 def _shrink(folder: Path) -> list[str]:
-    """Remove the largest files of a collector that has left too much; what was removed."""
+    """Remove the largest files of a collector that has left too much; returns what was removed."""
     sizes = {path: path.lstat().st_size for path in folder.rglob("*") if path.is_file()}
     total, removed = sum(sizes.values()), []
     for path, size in sorted(sizes.items(), key=lambda item: item[1], reverse=True):

@@ -1,4 +1,4 @@
-"""What runs trials on one host: cells are prepared, cores and devices are allocated, trials are supervised."""
+"""Runs trials on this host: prepares cells, allocates cores and devices, supervises trials."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class LocalHost:
         self.zygotes = CellZygotes(resources, hosts, number)
         self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
         self.node_store = None if node_store is None else NodeStore(*node_store)
-        #: Working directories that trials share; of several workers, the first one looks.
+        #: Watched working directories that trials share; ``None`` except in the first of several workers.
         self._shared: dict[str, SharedFolder] | None = {} if resources.worker == 0 and own_rank() == 0 else None
         self._lock = threading.Lock()
         self._prepared: dict[str, PreparedCell] = {}
-        #: Digests of the lists of distributions that were passed on.
+        #: Digests of the lists of distributions that were already passed on.
         self._listed: set[str] = set()
-        #: Environments that trials were found not to run in.
+        #: Environments about which the user was warned, because trials do not run in them.
         self._warned: set[str] = set()
 
     def prepare_cell(self, job: TrialJob, slot: int) -> PreparedCell:
-        """Import the workload in the zygote of a cell, and plan how its trials start; once for each cell.
+        """Import the workload in a zygote of the cell and plan the launch of its trials, once per cell.
 
         Raises ``START_FAILURES``; ``LeaseCancelled`` or ``ZygoteUnwanted`` once the job is cancelled.
         """
@@ -69,7 +69,7 @@ class LocalHost:
         return self._prepared[job.key]
 
     def run(self, job: TrialJob, slot: int) -> TrialResult:
-        """Run one trial of a prepared cell; ``job`` hears of its phases and warnings."""
+        """Run one trial of a prepared cell; tells the ``job`` of phases and warnings."""
         spec = job.spec
         # One device per rank.
         need = self.prepare_cell(job, slot).plan.nproc
@@ -116,7 +116,7 @@ class LocalHost:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place of a host where one job runs at a time; ``index`` is its number there, ``number`` that of the host."""
+    """A place that runs one job at a time; ``index`` is its number on its host, ``number`` the number of the host."""
 
     host: LocalHost
     index: int

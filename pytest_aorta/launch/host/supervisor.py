@@ -62,7 +62,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def punch_logs(folder: Path, limit: int, holes: dict[Path, int]) -> None:
-    """Free the disk space between head and tail of logs that are still being written; ``holes``: where each ends.
+    """Free the disk space between head and tail of logs that still grow; ``holes``: where the hole of each ends.
 
     A file keeps its size, so its writer is not affected. Without holes in the file system, nothing happens.
     """
@@ -75,7 +75,8 @@ def punch_logs(folder: Path, limit: int, holes: dict[Path, int]) -> None:
 
 
 def cut_logs(folder: Path, limit: int) -> list[str]:
-    """Keep ``limit`` bytes of every ``*.log`` of a trial that is over, half from its head; a text for each cut."""
+    """Keep ``limit`` bytes of each ``*.log`` of a trial that is over, half of them from its head; returns a text per
+    cut."""
     texts = []
     for path, size in _long_logs(folder, limit):
         said = f"{size - limit} of {size} bytes were cut here; aorta_log_limit keeps {limit}"
@@ -106,18 +107,18 @@ def _long_logs(folder: Path, limit: int) -> list[tuple[Path, int]]:
     return long
 
 
-#: Processes that are named when they outlive their trial.
+#: Number of processes that are named if they outlive their trial.
 _NAMED = 10
 
 #: Seconds between two looks at the logs of a running trial.
 _LOOK_INTERVAL = 0.5
 
-#: Seconds that pytest may be behind with a signal that a batch system has sent to all processes of its job.
+#: Seconds by which pytest may get a signal later than a trial, if a batch system sends it to all processes of a job.
 BEHIND = 0.5
 
 _ORDER = ("launch", "import", "setup", "run", "cleanup", "exit")
 
-#: Seconds that the process of a class may take to end when its trial is over, without a deadline.
+#: Seconds that the process of a workload class may take to exit after its trial, without a deadline.
 _EXIT_LIMIT = 30.0
 
 
@@ -129,7 +130,7 @@ def draw_pid() -> None:
 
 
 class Supervisor:
-    """A trial in a separate process. One thread follows it; any may ``interrupt``."""
+    """Supervises a trial in a separate process. One thread follows it; any thread may ``interrupt``."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class Supervisor:
     ) -> None:
         self.spec = spec = job.spec
         self.seen = Observation()
-        #: Its processes that cannot be ended.
+        #: Names of its processes that cannot be ended.
         self.stuck: list[str] = []
         self._job = job
         self._allocation = allocation
@@ -166,20 +167,20 @@ class Supervisor:
         self._handed_over = 0.0
         self._task: Task | None = None
         self._had_process = False
-        #: That of an import in its own process, in seconds, while it imports.
+        #: Limit in seconds of an import in its own process, while it imports.
         self._import_limit: float | None = None
         self._deadline = math.inf
-        #: When the stall limit will have passed.
+        #: When the stall limit passes.
         self._stalls_at = math.inf
         self._interrupted = threading.Event()
-        #: When one of these passed, in seconds of ``time.time()``.
+        #: When one of these limits passed, in seconds of ``time.time()``.
         self._overdue: float | None = None
-        #: Where the hole of each log ends.
+        #: Where the hole in each log ends.
         self._holes: dict[Path, int] = {}
         self._next_look = self._start + _LOOK_INTERVAL
 
     def start(self) -> None:
-        """Hand the trial to a zygote. Never raises for what is the trial's own fault."""
+        """Hand the trial to a zygote. Never raises an error that is the trial's own fault."""
         job, allocation, cancelled = self._job, self._allocation, self._interrupted.is_set
         try:
             self._zygote = zygote = self._zygotes.of(job, allocation)
@@ -256,11 +257,11 @@ class Supervisor:
 
     @property
     def _is_typed(self) -> bool:
-        """Whether it is a command that starts as typed: a process of its own."""
+        """Whether it is a command that starts as typed, in a process of its own."""
         return is_command(self.spec.workload.target) and self.spec.execution.isolation != "fork"
 
     def _has_rank_zygotes(self, mode: str) -> bool:
-        """Whether each rank comes from a process of its own: on one node; else the agent forks them."""
+        """Whether each rank is forked from a zygote of its own, as on one node; else the agent forks the ranks."""
         execution = self.spec.execution
         forks = execution.isolation == "auto" and execution.elastic.start_method == "fork"
         return mode == "elastic" and forks and not is_multi_node(execution.elastic)
@@ -311,7 +312,7 @@ class Supervisor:
         self._deadline = time.monotonic() + seconds
 
     def _start_clock(self, *, waited: bool = False) -> None:
-        # Of an import that began before this trial, the trial has waited for a part only.
+        # The trial has waited for only a part of an import that began before it.
         launched = time.monotonic() - self._start - (self.seen.phases_sec["import"] if waited else 0.0)
         self.seen.phases_sec = {"launch": max(0.0, launched), **self.seen.phases_sec}
         self.seen.phase = "setup"
@@ -331,7 +332,7 @@ class Supervisor:
             failure = self.seen.rank_failure
             if self.cell.plan.mode == "single":
                 failure = self.seen.failures.get("setup") or self.seen.failures.get("run")
-        if failure is None or was_terminated(failure):  # of several nodes, another is perhaps interrupted first
+        if failure is None or was_terminated(failure):  # of several nodes, another one may be interrupted first
             self.seen.lost = interruption(self.seen.phase, why)
         self._interrupted.set()
         self._deadline = self._stalls_at = math.inf
@@ -354,7 +355,7 @@ class Supervisor:
     def finish(self) -> TrialResult:
         """Block until the trial's processes are gone, then build its record."""
         spec, job, seen = self.spec, self._job, self.seen
-        # While the trial still ends. A script has no seed; else, it may be that of a process started ahead.
+        # Built while the trial still ends. A script has no seed; a process that was started ahead has its own.
         seed = None if spec.workload.target == SCRIPT_TARGET else self._seed
         number = spec.trial_index if self._is_typed else self._start_index
         drawn = {"seed": seed, "hash_seed": None if number is None else job.hash_seed(number)}
@@ -416,7 +417,7 @@ class Supervisor:
         )
 
     def _advance(self) -> bool:
-        """Follow the trial until something happens; whether it goes on."""
+        """Follow the trial until something happens; returns whether it goes on."""
         task, files, seen = self._task, self._files, self.seen
         assert task is not None
         assert files is not None
@@ -499,7 +500,7 @@ class Supervisor:
             self._limit_import(limit)
 
     def _follow_ranks(self, *, ready: bool) -> None:
-        """Ranks that import for themselves have as long for that as any start, however short the deadline."""
+        """Give ranks that import for themselves as long as any start has, even with a shorter deadline."""
         if self.seen.timed_out or self.seen.lost is not None or self._interrupted.is_set():
             return
         self._import_limit, limit = None, self.seen.timeout

@@ -1,4 +1,4 @@
-"""Reading the files that the processes of a trial have left, for what they did not report."""
+"""Reads the files that the processes of a trial have left, for what the processes did not report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
 from pytest_aorta.trials.tracebacks import Frame
 
-#: Ends of the names of files that stay, and of those that the processes of a trial have exchanged.
+#: Suffixes of files that are kept, and of files that the processes of a trial have exchanged.
 _KEPT = (".log", "error.json", "collectives.json", "evidence.json")
 _EXCHANGED = (".events", ".steps")
 
@@ -75,7 +75,7 @@ _PATIENCE = 30.0
 #: Seconds that another node may be behind with its deadline.
 _NODE_PATIENCE = 5.0
 
-#: Bytes at the end of each of the logs of a command that are searched for what its launcher says.
+#: Bytes at the end of each log of a command in which messages of its launcher are searched.
 _SAID = 2**18
 
 #: Nodes that a message names.
@@ -109,9 +109,9 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
 
 
 class OpenedFiles(NamedTuple):
-    """What the Python processes of a command have told at their end: digests of modules, names of open devices.
+    """What the Python processes of a command told at their end: digests of modules, names of open devices.
 
-    ``modules``: those of installed distributions.
+    ``modules``: modules of installed distributions.
     """
 
     read: dict[str, str]
@@ -120,9 +120,10 @@ class OpenedFiles(NamedTuple):
 
 
 def opened_files(folder: Path, copy: Path | None, project: Path, results: Path | None) -> OpenedFiles | None:
-    """What the trial's processes imported of a ``project``, and elsewhere but installed; ``None`` if none has told.
+    """Files that the trial's processes imported from the ``project`` or elsewhere, except installed ones; ``None`` if
+    no process has told.
 
-    ``folder`` of the trial; ``copy``: its own working directory, which stands for the project.
+    ``folder``: of the trial. ``copy``: its own working directory; files in it count as the project's.
     """
     noted = folder / READS
     try:
@@ -147,7 +148,7 @@ def opened_files(folder: Path, copy: Path | None, project: Path, results: Path |
 
 
 def _rank_to_read(seen: Observation) -> int | None:
-    """That is the cause; of several that may be, the first."""
+    """The rank that is the cause; the first of several that may be."""
     failure = seen.rank_failure
     if failure is None or failure.rank is not None:
         return seen.hung_rank if failure is None else failure.rank
@@ -155,14 +156,14 @@ def _rank_to_read(seen: Observation) -> int | None:
 
 
 def stacks_to_read(seen: Observation, artifacts: dict[str, str]) -> str | None:
-    """The dump to read first: that of the rank that failed or that others waited for, where it is known."""
+    """The dump of stacks to read first: from the rank that failed or for which others waited, if it is known."""
     rank = _rank_to_read(seen)
     of_rank = (record.stacks for record in seen.ranks if record.rank == rank and record.stacks is not None)
     return next(of_rank, artifacts.get("stacks"))
 
 
 def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
-    """The log of the process that has failed, in a trial's ``folder``: of the rank that is the cause, if one is."""
+    """The log of the failed process in a trial's ``folder``: the log of the rank that is the cause, if one is."""
     if seen.rank_failure is None or (rank := _rank_to_read(seen)) is None:
         return folder / "stderr.log"
     logs = (record.stderr for record in seen.ranks if record.rank == rank)
@@ -176,10 +177,11 @@ def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
 def gather_evidence(
     folder: Path, end: RankExit | None, overdue: float | None, source: str | None, stalled: float | None
 ) -> AttemptEvidence:
-    """Of all ranks of this host, once their ends are known; ``end`` and ``overdue`` are those of rank 0, this one.
+    """Gather the evidence of all ranks of this host once they have ended; ``end`` and ``overdue`` are of rank 0, this
+    one.
 
-    ``source`` is the workload's file, ``stalled`` the limit in seconds, where that is why it was ended. Ranks of other
-    hosts are not expected; what they break shows in rank 0's collectives.
+    ``source``: the workload's file. ``stalled``: the limit in seconds, if that is why the trial was ended. Ranks of
+    other hosts are not waited for; what they break shows in rank 0's collectives.
     """
     attempt, world_size = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), int(os.environ["WORLD_SIZE"])
     trial = AttemptEvidence("external", attempt, world_size, stalled=stalled)
@@ -204,7 +206,7 @@ def gather_evidence(
 
 
 def with_other_nodes(trial: AttemptEvidence, folder: Path, node: int, nodes: int, grace: float) -> AttemptEvidence:
-    """After the deadline: on node 0, with what the other nodes have written where all see the results directory."""
+    """After the deadline, on node 0: add the evidence of the other nodes, if all nodes see the results directory."""
     if node != 0:
         return replace(trial, ranks=trial.own_ranks())
     others = [other for number in range(1, nodes) if (other := node_folder(folder, number)).exists()]
@@ -216,7 +218,7 @@ def with_other_nodes(trial: AttemptEvidence, folder: Path, node: int, nodes: int
     while others:
         for other in list(others):
             read = read_evidence(evidence_file(other, last_attempt(other)))
-            # The file of an earlier run may lie there, where the node has not come.
+            # If the node has not joined, the file of an earlier run may lie there.
             if read is not None and read.group == trial.group:
                 ranks += read.ranks
                 network += [read.network] if read.network else []
@@ -232,9 +234,9 @@ def node_folder(folder: Path, node: int) -> Path:
 
 
 class FolderReader:
-    """Completes what was ``seen`` of a trial from the files in its ``folder``, and the ``sockets`` of its ranks.
+    """Completes what was ``seen`` of a trial from the files in its ``folder`` and the ``sockets`` of its ranks.
 
-    ``node_store`` is that at which the nodes of the trial meet, where this host keeps it.
+    ``node_store``: the store at which the nodes of the trial meet, if this host serves it.
     """
 
     def __init__(
@@ -263,7 +265,8 @@ class FolderReader:
         save_collectives(self._folder, self._sockets)
 
     def read(self, overdue: float | None) -> None:
-        """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""
+        """Read the files after the end of all processes. ``overdue``: when a limit passed, in seconds of
+        ``time.time()``."""
         mode, seen = self._cell.plan.mode, self._seen
         if mode == "single":
             if (last := read_steps(step_file(self._folder))) is not None:
@@ -291,7 +294,7 @@ class FolderReader:
             self._judge(self._evidence(AgentEnd(name, seen.returncode)))
 
     def _locate_in_command(self, threads: list[list[Frame]]) -> None:
-        """Whether a command that was ended by a limit was at its end, in an import, or waited for a child."""
+        """Note whether a command that a limit has ended was exiting, importing, or waiting for a child."""
         seen, of_main = self._seen, threads[-1] if threads else []
         if of_main and all(frame.name != "<module>" for frame in of_main):  # no frame of a module
             seen.phase = "exit"
@@ -306,7 +309,8 @@ class FolderReader:
                     return
 
     def _read_command(self, overdue: float | None) -> None:
-        """Ranks that the command has started itself say why it has failed; one that has passed needs no reason."""
+        """Let ranks that the command has started itself say why it has failed. A command that has passed needs no
+        reason."""
         folder, seen = self._folder, self._seen
         said = "".join(read_tail(folder / name, _SAID) for name in ("stdout.log", "stderr.log"))
         processes = read_processes(folder)
@@ -379,13 +383,13 @@ class FolderReader:
             seen.location, seen.hung_rank = judgement.location, judgement.hung_rank
             failure = next((record.failure for record in judgement.ranks if record.rank == judgement.hung_rank), None)
             if failure is not None and failure.is_late and failure.phase == "import":
-                seen.phase = "import"  # of which rank 0, whose phase it was, knows nothing
+                seen.phase = "import"  # rank 0, whose phase it was, does not know of it
         self.combine_results()
 
     def combine_results(self) -> None:
-        """Where ``result_scope`` is ``rank_local``, the result is that of all ranks together; else that of rank 0.
+        """Set the trial's result: the combined one of all ranks if ``result_scope`` is ``rank_local``, else rank 0's.
 
-        Failures are counted together, and their details listed in the order of the ranks; all else is rank 0's.
+        Failures are added up, and their details listed in the order of the ranks; everything else is rank 0's.
         """
         seen = self._seen
         results = [(rank.rank, rank.result) for rank in seen.ranks if rank.result is not None]
