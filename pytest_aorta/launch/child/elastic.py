@@ -1,8 +1,8 @@
-"""The ranks of a trial, which torch's elastic agent, or torchrun, starts in the trial's process.
+"""Starts the ranks of a trial by torch's elastic agent, or by torchrun, in the trial's process.
 
-Ranks of a workload send events; those of a script or command do not. The agent replaces signal handlers and edits
-``os.environ``, which affects only this process. Importing this module imports torch's agent, so zygotes do it once for
-all their trials. ``python -m pytest_aorta.launch.child.elastic ORDER`` is a rank that torchrun has started.
+Ranks of a workload send events; ranks of a script or command do not. The agent replaces signal handlers and edits
+``os.environ``, which affects only this process. Importing this module imports torch's agent, so a zygote imports it
+once for all its trials. torchrun starts a rank as ``python -m pytest_aorta.launch.child.elastic ORDER``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ from pytest_aorta.trials.workload import read_result
 
 
 def run_rank(payload: ChildArgument, *, prepared: bool = True, relay: Send | None = None) -> None:
-    """Run the trial as the rank that ``RANK`` says; exits with 1 unless setup and run succeed."""
+    """Run the trial as rank ``RANK``; exits with 1 unless setup and run succeed."""
     attempt, rank = int(os.environ.pop(ATTEMPT)), int(os.environ["RANK"])
     trial, sockets = Path(payload["folder"]), Path(payload["sockets"])
     folder, socket = attempt_folder(trial, attempt), f"attempt_{attempt}.{rank}"
@@ -127,14 +127,14 @@ def run_rank(payload: ChildArgument, *, prepared: bool = True, relay: Send | Non
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()
-        except OSError:  # closed by the workload: torch would fail to flush it as well, and end the rank with 1
+        except OSError:  # the workload has closed it: torch would also fail to flush it, and end the rank with 1
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         except (AttributeError, ValueError):
             pass
 
 
 def rank_main(payload: ChildArgument, send: Send, single_threaded: bool, agent: int) -> None:
-    """A rank in a process that the agent forked."""
+    """Run a rank in a process that the agent has forked."""
     die_with_parent(agent)
     # As in the fresh interpreters that torchrun starts; the agent's handlers raise exceptions.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -147,7 +147,7 @@ def rank_main(payload: ChildArgument, send: Send, single_threaded: bool, agent: 
 
 
 def run_zygote_rank(payload: ChildArgument) -> None:
-    """A rank in a fork of a zygote that is its own."""
+    """Run a rank in a fork of its own zygote."""
     environ = payload["rank_environ"]
     os.environ.clear()
     os.environ.update(environ)
@@ -169,12 +169,12 @@ def fresh_rank_main(payload: ChildArgument, agent: int) -> None:
 
 # In the trial's process, the agent of a workload's ranks.
 
-#: One for each local rank, of the process that has started this one; empty where ranks are forks of this process.
+#: Zygotes of the local ranks, lent by the process that started this one; empty if the agent forks the ranks here.
 lent_zygotes: list[Channel] = []
 
 
 class ZygoteRanks:
-    """Stands for ``subprocess.Popen`` in torch's agent: a rank is a fork of the zygote that was lent for it."""
+    """Replaces ``subprocess.Popen`` in torch's agent: forks each rank from the zygote that was lent for it."""
 
     def __init__(self, payload: ChildArgument, send: Send) -> None:
         self._payload, self._send = payload, send
@@ -195,7 +195,7 @@ class ZygoteRanks:
         return forked
 
     def tell(self) -> None:
-        """Send the host the processes of the ranks, and what they have left behind."""
+        """Send the host the processes of the ranks, and the processes that they have left behind."""
         running = [forked.pid for forked in self._started if forked.returncode is None]
         left = [name for forked in self._started for name in forked.swept]
         self._send({"type": "rank_pids", "pids": running, "left": left})
@@ -251,7 +251,7 @@ def run_elastic(payload: ChildArgument, send: Send) -> None:
 
 
 def reason_of(result: RunResult | None) -> dict[str, str] | None:
-    """Why an agent has ended, as an error, where no rank has failed and none is done."""
+    """The error with which an agent has ended, if no rank has failed and none is done."""
     if result is None:
         return {"type": "RendezvousGracefulExitError", "message": "its rendezvous was closed before it could take part"}
     if result.state is WorkerState.UNHEALTHY or (result.state is WorkerState.FAILED and not result.failures):
@@ -260,7 +260,7 @@ def reason_of(result: RunResult | None) -> dict[str, str] | None:
 
 
 def _follow(recorder: RankRecorder, run_agent: Callable[[], dict[str, str] | None]) -> dict[str, str] | None:
-    """Run an agent to its end; the error that has ended it, if one has."""
+    """Run an agent to its end; returns the error that has ended it, or ``None``."""
     use_recorder(recorder)
     try:
         error = run_agent()
@@ -294,7 +294,7 @@ def _report(folder: Path, trial: AttemptEvidence, send: Send, *, keep: bool = Fa
 
 
 def run_torchrun(payload: ChildArgument, send: Send) -> None:
-    """Run a workload in ranks that torchrun starts, which run this module."""
+    """Run a workload in ranks that torchrun starts; each runs this module."""
     order = Path(payload["folder"], "torchrun.json")
     order.write_text(json.dumps({"payload": payload, "agent": os.getpid(), "sys_path": sys.path}))
     options = ElasticOptions(**payload["elastic"])
@@ -340,11 +340,11 @@ def _run_program(
     output: CommandOutput | None = None,
     sys_path: Sequence[str] = (),
 ) -> None:
-    """Start ranks that send no events, and report how they ended.
+    """Run a program in ranks that send no events, and report how they ended.
 
-    ``words`` are the program of the ranks and its arguments, for torchrun, behind ``--``: it would take arguments such
-    as ``--log`` for its own. ``output`` looks at what they print; without it, torchrun's exit code is the result.
-    ``sys_path`` is added to that of Python programs.
+    ``words``: program and arguments of the ranks, which torchrun gets behind ``--``, because it would take arguments
+    such as ``--log`` for its own. ``output`` reads what the ranks print; without it, torchrun's exit code is the
+    result. ``sys_path``: folders to add to the ``sys.path`` of Python programs.
     """
     folder, sockets = payload["folder"], payload["sockets"]
     interval = 0.02 if output is None else 0.005
@@ -370,7 +370,7 @@ def _run_program(
 def _run_torchrun(
     recorder: RankRecorder, payload: ChildArgument, options: ElasticOptions, words: Sequence[str]
 ) -> tuple[AttemptEvidence, int]:
-    """Run torchrun to its end; the evidence, and the exit code that it would have."""
+    """Run torchrun to its end; returns the evidence, and torchrun's exit code."""
     # torchrun would give the ranks of all attempts one store, in which those of a restart find the addresses of dead
     # ranks, and mostly connect to these until they give up (pytorch/pytorch#135712).
     if options.max_restarts:
@@ -408,15 +408,15 @@ def _torchrun_options(options: ElasticOptions, payload: ChildArgument) -> list[s
     return [text for name, value in spelled.items() if value is not None for text in (f"--{name}", str(value))]
 
 
-#: Bytes that are read of a log at once.
+#: Bytes of a log that are read at once.
 _LOG_CHUNK = 2**20
 
-#: Least time between two events that say nothing new, in seconds.
+#: Seconds between two events that say nothing new, at least.
 _INTERVAL = 0.1
 
 
 class CommandOutput:
-    """What the ranks of a command print, read from their logs while they run."""
+    """Reads what the ranks of a command print from their logs while they run."""
 
     def __init__(self, payload: ChildArgument, send: Send, rules: OutputRules, seed: int | None) -> None:
         self._folder, self._nproc = Path(payload["folder"]), payload["nproc"]
@@ -462,12 +462,12 @@ class CommandOutput:
 
     def _close(self) -> None:
         for rank, file, lines in self._logs.values():
-            self._take(rank, lines.close())  # those that have no end
+            self._take(rank, lines.close())  # lines without an end
             file.close()
         self._logs = {}
 
     def result(self, attempt: int, code: int) -> tuple[ResultRecord, Failure | None]:
-        """Of all ranks; where torchrun has ended with another code than 0, its ranks say why."""
+        """The result of all ranks. If torchrun has ended with a code other than 0, its ranks say why."""
         self.look(attempt)
         self._close()
         self._found.read_files()

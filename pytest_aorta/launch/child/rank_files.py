@@ -1,7 +1,8 @@
-"""What ranks leave in files: where each is, how it is written, and the evidence that is read from it.
+"""The files of ranks: where they are, how they are written, and how evidence is read from them.
 
-Ranks of a workload write events. For those of a script or command, this is made from what their armed Python processes
-tell (``bootstrap.sitecustomize``), and from what their launcher prints.
+Ranks of a workload write events. The evidence of a rank of a script or command comes from its armed Python process
+(``bootstrap.sitecustomize``) and from the lines of its launcher. All of it fills ``RankEvidence``, and the judge reads
+nothing else.
 """
 
 from __future__ import annotations
@@ -43,29 +44,29 @@ from pytest_aorta.trials.records import Event, Failure, ResultRecord, event_of_r
 from pytest_aorta.trials.steps import read_steps, step_file
 from pytest_aorta.trials.tracebacks import own_message
 
-#: Bytes that are read of an error file; at the end of a log in which a library says why it has ended its process.
+#: Bytes that are read: of an error file, and of the end of a log, where a library may say why it ended its process.
 _ERROR_FILE, _TAIL = 2**20, 2**16
 
-#: Lines at the end of a log in which an exception is looked for: of a rank that has failed, and of one that was ended.
+#: Last lines of a log in which an exception is searched: for a rank that has failed, and for one that was ended.
 _LAST_LINES, _LAST_LINES_OF_ENDED = 40, 3
 
-#: Where armed processes write, in the folder of the trial.
+#: Subfolder of a trial's folder in which armed processes write.
 PROCESSES = "processes"
 
 
 def attempt_folder(folder: Path, attempt: int) -> Path:
-    """Where the ranks of an attempt write, below a trial's artifacts ``folder``."""
+    """The folder in which the ranks of an attempt write, below a trial's artifacts ``folder``."""
     return folder / f"attempt_{attempt}"
 
 
 def last_attempt(folder: Path) -> int:
-    """The last attempt that has left something; 0 when none has."""
+    """Number of the last attempt that has left a folder; 0 without one."""
     numbers = [path.name.partition("_")[2] for path in folder.glob("attempt_*")]
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def event_log(folder: Path, rank: int) -> Path:
-    """The event log of a rank in an attempt's ``folder``. The process that has waited for the rank adds its end."""
+    """The event log of a rank in an attempt's ``folder``; the process that waits for the rank adds its end."""
     return folder / f"rank_{rank}.events"
 
 
@@ -80,7 +81,7 @@ def evidence_file(folder: Path, attempt: int) -> Path:
 def _append(path: Path, *entries: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:  # a process that died has perhaps left a torn line
+        with path.open("ab", buffering=0) as file:  # the newline first: a process that died may have left a torn line
             for entry in entries:
                 file.write(f"\n{to_json(entry)}\n".encode())
 
@@ -91,13 +92,13 @@ def log_event(folder: Path, rank: int, event: Event) -> None:
 
 
 def log_wait(folder: Path, rank: int, wait: Mapping[str, Any] | None) -> None:
-    """Likewise what the call waited for that has raised, as of ``bootstrap.ranks.wait_in``."""
+    """Add what the call that raised was waiting for, as ``bootstrap.ranks.wait_in`` returns it."""
     if wait is not None:
         _append(event_log(folder, rank), {"type": "wait", "wait": wait})
 
 
 def drop_collectives(folder: Path) -> None:
-    """Of the ranks of a trial that has passed, in its ``folder``."""
+    """Remove the collectives of ranks of a passed trial from its ``folder``."""
     for path in folder.glob("attempt_*/rank_*.collectives.json"):
         path.unlink(missing_ok=True)
 
@@ -111,7 +112,7 @@ def _entries(data: bytes) -> list[Any]:
 
 
 def read_log(path: Path) -> list[Any] | None:
-    """The complete entries; ``None`` where there is no log."""
+    """The complete entries of a log; ``None`` if there is no log."""
     try:
         return _entries(path.read_bytes())
     except OSError:
@@ -119,7 +120,7 @@ def read_log(path: Path) -> list[Any] | None:
 
 
 def read_new(path: Path, offset: int) -> tuple[list[Any], int]:
-    """What has come to a growing log since it had so many bytes, and how many have been read now; complete lines."""
+    """The complete entries of a growing log after byte ``offset``, and the offset after them."""
     data = b""
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(offset)
@@ -132,7 +133,7 @@ def read_new(path: Path, offset: int) -> tuple[list[Any], int]:
 
 
 def write_start(folder: Path, ranks: Mapping[int, int], world_size: int, group: str) -> None:
-    """The attempt's local to global ``ranks``, which remain known when the agent has died."""
+    """Note the global numbers of the local ``ranks``, so that they are known even if the agent dies."""
     started = {"ranks": list(ranks.items()), "world_size": world_size, "group": group, "host": socket.gethostname()}
     _append(folder / "attempt.events", started)
 
@@ -144,12 +145,12 @@ def begin_log(folder: Path, rank: int, pid: int) -> None:
 
 
 def write_stop(folder: Path, at: float) -> None:
-    """The ranks of an attempt's ``folder`` that still run were asked to end from then on."""
+    """Note when the running ranks of an attempt's ``folder`` were first asked to end."""
     _append(folder / "attempt.events", {"stopped_at": at})
 
 
 def write_exit(folder: Path, rank: int, end: RankExit | None, overdue: float | None = None) -> None:
-    """Add the end of a rank to its event log in an attempt's ``folder``; ``overdue``: when its own deadline passed."""
+    """Add the end of a rank to its event log in an attempt's ``folder``; ``overdue``: when its deadline passed."""
     _append(event_log(folder, rank), {"type": "over", "exit": end and asdict(end), "overdue": overdue})
 
 
@@ -160,10 +161,11 @@ def has_ended(folder: Path, rank: int) -> bool:
 
 
 def save_collectives(folder: Path, sockets: Path, name: str = "*") -> None:
-    """Keep what the flight recorders of running ranks have, in the trial's ``folder``.
+    """Save what the flight recorders of running ranks have into the trial's ``folder``.
 
-    Ranks of a workload serve theirs at ``sockets / "attempt_<k>.<rank>"``, not below the results, whose paths may be
-    too long for a socket; armed processes at a socket with the number of the process. ``name``: of one socket.
+    A rank of a workload serves its recorder at ``sockets / "attempt_<k>.<rank>"``, because paths below the results may
+    be too long for a socket; an armed process serves it at a socket named after its process id. ``name``: of one
+    socket.
     """
     for path in sockets.glob(name):
         place, _, rank = path.name.partition(".")
@@ -183,7 +185,7 @@ def save_collectives(folder: Path, sockets: Path, name: str = "*") -> None:
 
 
 def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
-    """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
+    """Write the event log, for which rank 0 waits, of a rank whose child could not be started."""
     now, timed_out = time.time(), failure.kind == "timeout"
     log_event(folder, rank, {"type": "begin", "phase": failure.phase})
     if not timed_out:
@@ -196,7 +198,7 @@ def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
 
 
 def read_error_file(path: Path) -> dict[str, Any] | None:
-    """What torch's ``record``, or a workload, has written to a rank's error file; ``None`` without one."""
+    """Content of a rank's error file, which torch's ``record`` or a workload has written; ``None`` if there is none."""
     try:
         content = json.loads(path.read_bytes()[:_ERROR_FILE])
     except (OSError, ValueError):
@@ -214,7 +216,7 @@ def attempt_evidence(
     overdue: float | None = None,
     stalled: float | None = None,
 ) -> AttemptEvidence:
-    """Of the ranks of this node, from the files in the trial's ``folder``; of those of other nodes, the numbers.
+    """Read the evidence of this node's ranks from the trial's ``folder``; of other nodes, only the rank numbers.
 
     ``source`` is the workload's file.
     """
@@ -238,7 +240,7 @@ def attempt_evidence(
 
 
 def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
-    """With what its event log says: of its environment the process, of its steps the last."""
+    """Add the content of its event log, of the environment only the process, and of the steps only the last one."""
     lines = read_log(event_log(folder, rank.rank))
     if lines is None:
         return rank
@@ -254,7 +256,7 @@ def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
     if (last := read_steps(step_file(folder, rank.rank))) is not None:
         events.append(last)
     evidence = replace(rank, events=events)
-    if lines and (end := lines[-1])["type"] == "over":  # an earlier one is of a pytest before this one
+    if lines and (end := lines[-1])["type"] == "over":  # an end further up is from an earlier pytest
         evidence.overdue = end["overdue"]
         evidence.exit = None if end["exit"] is None else RankExit(**end["exit"])
     return evidence
@@ -281,7 +283,7 @@ def complete_rank(
         evidence.complaint = complaint_in(read_tail(log, _TAIL), of_all=evidence.stderr is None)
     if evidence.exit is not None and evidence.exit.exitcode and evidence.exit.exitcode != -signal.SIGABRT:
         logs = [base / log for log in (evidence.stdout, evidence.stderr) if log is not None]
-        # One that was ended may have gone on for long after something that it has logged.
+        # A rank that was ended may have run on for long after a line of its log.
         evidence.said = last_words(logs, _LAST_LINES if evidence.exit.exitcode > 0 else _LAST_LINES_OF_ENDED)
         evidence.last_line = last_line(logs) if evidence.exit.exitcode > 0 else None
     evidence.error_file = read_error_file(folder / f"{prefix}error.json")
@@ -291,7 +293,7 @@ def complete_rank(
 
 
 def keep_evidence(folder: Path, trial: AttemptEvidence) -> None:
-    """Write what the judge had before it into the folder of the attempt, as an artifact of a trial that failed."""
+    """Write the evidence into the folder of the attempt, as an artifact of a failed trial."""
     ranks = []
     for rank in trial.ranks:
         events = list(rank.events or ())
@@ -315,7 +317,7 @@ def read_evidence(path: Path) -> AttemptEvidence | None:
 
 
 def _settled(trial: AttemptEvidence) -> AttemptEvidence:
-    """Take ranks of a script for done that have called ``os._exit(0)``, unless the others waited for them."""
+    """Count ranks of a script that called ``os._exit(0)`` as done, unless the others waited for them."""
     silent, others_wait = [], []
     for rank in trial.ranks:
         seen = rank.seen()
@@ -338,9 +340,9 @@ def _settled(trial: AttemptEvidence) -> AttemptEvidence:
 
 @dataclass
 class Process:
-    """One Python process. ``place`` is that of a rank; ``end`` as the process that has waited for it saw it.
+    """One armed Python process. ``place``: its place among the ranks, if it is a rank. ``end``: as its parent saw it.
 
-    ``exits``: what it has asked for its end with, a text or the exception that it was handling.
+    ``exits``: the text or the handled exception with which it asked to exit.
     """
 
     name: str
@@ -357,9 +359,9 @@ class Process:
     stops: float | None = None
 
     def failure(self, left: str = "") -> Failure | None:
-        """Why it has ended, where it has failed.
+        """Why it has failed; ``None`` if it has not.
 
-        ``left``: what the paths of its error file and its log begin with, which are read if it has told nothing.
+        ``left``: prefix of the paths of its error file and log, which are read if it has told nothing.
         """
         code = None if self.end is None else self.end.exitcode
         error = self.exits if self.raised is None and code else self.raised
@@ -409,7 +411,7 @@ def _process_of(end: RankExit | None, processes: Mapping[int, Process]) -> Proce
 
 
 def read_processes(folder: Path) -> list[Process]:
-    """In the order of their starts. Of several programs that have followed each other in a process, the last."""
+    """Read the armed processes of a trial, in the order of their starts; of programs in one process, the last."""
     processes: dict[tuple[str, int], Process] = {}
     ends: dict[tuple[str, int], RankExit] = {}
     asked: set[tuple[str, int]] = set()
@@ -439,14 +441,14 @@ def read_processes(folder: Path) -> list[Process]:
                 ends[own.host, entry["of"]] = RankExit(entry["code"], entry["of"], entry["at"])
     for key, end in ends.items():
         if (process := processes.get(key)) is not None:
-            # Without a time, its parent had gone: whether that has ended it is not known.
+            # An end without a time: its parent had gone, and may or may not have ended it.
             stopped = None if end.at is None and key not in asked else key in asked
             process.end = replace(end, sec=max(0.0, (end.at or 0.0) - process.started), stopped=stopped)
     return sorted(processes.values(), key=lambda process: process.started)
 
 
 def write_adopted_ends(folder: Path) -> None:
-    """Note how ranks have ended whose parent has left without waiting for them; this process has adopted them."""
+    """Note how ranks have ended that this process has adopted, because their parent left without waiting for them."""
     for process in read_processes(folder):
         if process.place is None or process.end is not None:
             continue
@@ -459,7 +461,7 @@ def write_adopted_ends(folder: Path) -> None:
 
 
 def move_files(folder: Path, processes: list[Process]) -> None:
-    """Move stacks and collectives of ranks into the folders of their attempts; remove what was read."""
+    """Move stacks and collectives of ranks into the folders of their attempts."""
     for process in processes:
         if process.place is None:
             continue
@@ -473,7 +475,7 @@ def move_files(folder: Path, processes: list[Process]) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove what was read, and empty dumps of stacks."""
+    """Remove the event files that were read, and empty dumps of stacks."""
     with contextlib.suppress(OSError):
         for path in (folder / PROCESSES).iterdir():
             if path.suffix == ".events" or path.stat().st_size == 0:
@@ -518,7 +520,7 @@ def adopt_ranks(
     return trials
 
 
-#: What launchers that are no Python programs print of a rank that has ended: its rank and how.
+#: Lines by which launchers that are no Python programs say which rank has ended, and how.
 _SAID = (
     re.compile(r"(?:mpi|prte)(?:run|exec) noticed that process rank (?P<rank>\d+) .*on signal (?P<signal>\d+)"),
     re.compile(r"Process name: \[\S+,(?P<rank>\d+)\]\s*\n\s*Exit code: +(?P<code>\d+)"),
@@ -526,12 +528,12 @@ _SAID = (
     re.compile(r"^srun: error: .*: tasks? (?P<rank>\d+): (?P<name>[A-Z][\w ]+?)(?: \(core dumped\))?$", re.MULTILINE),
 )
 
-#: Of MPICH, which does not say which rank it was.
+#: MPICH's line, which does not name the rank.
 _ENDED_BY = re.compile(r"TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
 
 
 def _add_printed_ends(ranks: list[Process], said: str, code: int) -> None:
-    """Add ends that no Python process has seen, as launchers print them; of a single silent rank, the command's."""
+    """Add ends that no Python process saw: as launchers print them, or the command's for a single silent rank."""
     names = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.valid_signals()}
     told: dict[int, int] = {}
     for pattern in _SAID:
@@ -554,14 +556,14 @@ def _add_printed_ends(ranks: list[Process], said: str, code: int) -> None:
         silent[0].ended(-by or code, None)
 
 
-#: What a Python program raises because of one that it has started.
+#: Exceptions that a Python program raises because of a program that it has started.
 _OF_A_CHILD = {"CalledProcessError", "ChildFailedError", "ProcessRaisedException", "ProcessExitedException"}
 
 
 def failure_below(processes: list[Process], own: Failure) -> Failure | None:
-    """Why the first of them has failed, where it knows that better than its output, which says ``own``.
+    """Why the first process has failed, if the processes know better than its output, which says ``own``.
 
-    It may have failed because of a program that it had started.
+    It may have failed because of a program that it has started.
     """
     cause = next((process for process in processes if process.raised is not None), None)
     first = cause = next((each for each in processes if cause is not None and each.pid == cause.parent), cause)

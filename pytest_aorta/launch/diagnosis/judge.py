@@ -1,7 +1,7 @@
-"""Which rank is the cause of what a trial has come to, and which only follow: the one place where that is decided.
+"""Decides which rank is the cause of a trial's failure, and which ranks only follow.
 
-Pure: all that counts is in the ``AttemptEvidence``, under every launcher and on any number of nodes. First each rank's
-own failure, then what ranks waited for, then the agent's failure, then the verdict.
+Pure: it reads only the ``AttemptEvidence``, under every launcher and on any number of nodes. It looks at each rank's
+own failure, then at what ranks waited for, then at the agent's failure, then concludes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pytest_aorta.trials.outcome import (
 )
 from pytest_aorta.trials.records import Attempt, AttemptReason, Blame, Confidence, Event, Failure, Phase, RankRecord
 
-#: How likely a failure is the one that the others follow from; the smaller, the likelier.
+#: Weights of failures: the smaller, the likelier the others follow from it.
 FATAL, RAISED, ABORTED, RETURNED, UNHEARD, GAVE_UP, PEER_LOST, ENDED, ENDED_UNSEEN = range(9)
 
-#: An agent sends SIGTERM first. Where nothing says what it did, a SIGKILL within so many seconds of the first failure
+#: An agent sends SIGTERM first. If nothing says what it did, a SIGKILL within so many seconds of the first failure
 #: comes from elsewhere: the kernel may be short of memory.
 _AT_ONCE = 2
 
-#: Seconds. Of two ranks that failed by themselves, neither is known to be the first when less is between them.
+#: Two ranks that failed by themselves within so many seconds: which was first is not known.
 _APART = 0.2
 
 #: Ranks that a message names; characters of the message of a rank that gave up.
@@ -43,7 +43,7 @@ _NAMED, _SHOWN = 8, 200
 
 _IN_ORDER: tuple[Phase, ...] = ("import", "setup", "run", "cleanup")
 
-#: What an error of the agent says, and what helps.
+#: Errors of the agent, and what helps.
 _HINTS = {
     r"EADDRINUSE|[Aa]ddress already in use|failed to listen": (
         "give a free port of node 0 with --aorta-elastic rdzv_endpoint=HOST:PORT, on every node"
@@ -63,8 +63,8 @@ _HINTS = {
 class Judgement:
     """A record of every expected rank, in order, and the failure that the others follow from.
 
-    ``cleanup``: the first failure in a cleanup that does not follow from another one. ``location``: of ranks that a
-    limit has ended, where each of them was. ``hung_rank``: the one that these waited for, or the only one.
+    ``cleanup``: the first failure in a cleanup that does not follow from another one. ``location``: where each rank was
+    that a limit has ended. ``hung_rank``: the rank for which these waited, or the only one of them.
     """
 
     ranks: list[RankRecord]
@@ -75,29 +75,29 @@ class Judgement:
 
 
 def judge(trial: AttemptEvidence) -> Judgement:
-    """Decide of every rank whether it is the cause, collateral, or neither is known.
+    """Decide for every rank whether it is the cause, collateral, or not known.
 
-    A fatal signal, a hang, or an exit before the result, beats an exception, because the peers of a rank that is gone
-    fail with exceptions; an exception beats an abort, an abort a result that is not passed, and that a rank that was
-    never heard of. Exceptions of torch.distributed and aborts because a peer has gone or did not come follow from all
-    of these, and from a rank that was waited for. A rank that was ended because of another one counts only when there
-    is nothing else. Among equals the earliest, unless they fail alike or at once: then no rank is the cause. A failure
-    in ``cleanup()`` is no cause, and neither are the ends of other ranks that it leads to.
+    The likelier cause comes first: a fatal signal, a hang, or an exit before the result (the peers of such a rank fail
+    with exceptions); an exception; an abort; a result that is not passed; a rank that was never heard of. Exceptions of
+    torch.distributed, and aborts because a peer has gone or did not come, follow from all of these and from a rank for
+    which others waited. A rank that was ended because of another one counts only if there is nothing else. Among
+    equals, the earliest is the cause, unless they fail alike or at once: then no rank is. A failure in ``cleanup()`` is
+    no cause, and neither are the ends of other ranks that it leads to.
     """
     return _Case(trial).judgement()
 
 
 def attempt_event(trial: AttemptEvidence, reason: AttemptReason = "failure") -> Event:
-    """All ranks of an attempt have ended, and another one follows."""
+    """The event for the end of an attempt that another one follows."""
     judgement = judge(trial)
     failure = judgement.failure if reason == "failure" else None
     return {"type": "attempt", "attempt": Attempt(trial.attempt, reason, failure, judgement.ranks)}
 
 
 def with_earlier(judgement: Judgement, attempts: Sequence[Attempt]) -> Judgement:
-    """Where the ranks of the last attempt have only lost peers, the cause is that of an earlier one, if it has one.
+    """Take the cause from an earlier attempt if the ranks of the last one have only lost peers.
 
-    Ranks that are started again may find no more than what an earlier attempt has left (pytorch/pytorch#135712).
+    Ranks that are started again may meet only what an earlier attempt has left (pytorch/pytorch#135712).
     """
     last = judgement.failure
     first = next((each for each in attempts if each.failure is not None and each.failure.rank is not None), None)
@@ -118,7 +118,7 @@ def with_earlier(judgement: Judgement, attempts: Sequence[Attempt]) -> Judgement
 
 
 def ranks_event(judgement: Judgement) -> Event:
-    """All ranks have ended."""
+    """The event for the end of all ranks."""
     return {
         "type": "ranks",
         "ranks": judgement.ranks,
@@ -128,21 +128,21 @@ def ranks_event(judgement: Judgement) -> Event:
 
 
 def is_about_a_missing_rank(trial: AttemptEvidence) -> bool:
-    """Whether no rank has a failure of its own yet, and some have lost a peer, or have given up to wait for it."""
+    """Whether no rank has a failure of its own yet, and some have lost a peer or given up waiting for it."""
     weights = set(map(attrgetter("weight"), _Case(trial).own_failures.values())) - {UNHEARD}
     return min(weights, default=None) in (GAVE_UP, PEER_LOST)
 
 
 @dataclass(frozen=True)
 class _OwnFailure:
-    """What a rank shows of its own failure, without a look at the other ranks."""
+    """The failure that a rank itself shows, without a look at the other ranks."""
 
     failure: Failure
     weight: int
     at: float = 0.0
-    #: Whether it was asked to end, and has lost a peer only then: where it was before is not known.
+    #: Whether it lost a peer only after it was asked to end; then it is not known where it was before.
     is_echo: bool = False
-    #: Whether nothing but a line of its log tells it.
+    #: Whether only a line of its log tells it.
     is_logged: bool = False
 
     @property
@@ -167,10 +167,10 @@ class _Case:
             if rank.overdue is not None:
                 limits.append(rank.overdue)
         self.first_failure = min(failed, default=None)
-        #: When the first limit passed. Where each rank has a limit of its own, the first of these counts for all: the
-        #: signals that follow wake ranks, and end them, and so change what the others do.
+        #: When the first limit passed. If each rank has its own limit, the first one counts for all: the signals that
+        #: follow wake and end ranks, which changes what the others do.
         self.limit = min(limits, default=None)
-        #: What each rank has reported before that limit.
+        #: What each rank reported before that limit.
         self.seen: dict[int, Observation] = {}
         self.own_failures: dict[int, _OwnFailure] = {}
         self.busy: dict[int, float] = {}
@@ -182,24 +182,25 @@ class _Case:
                 self.own_failures[number] = own
         self._see_silent_ends()
         self._add_last_lines()
-        #: The rank that the results say it was.
+        #: The rank that the results name as the cause.
         self.named = self._weigh_results()
         #: Whether ranks have waited for others, which ``_explain_wait`` explains.
         self.is_wait = False
         #: ``rank 1 is missing: run() at hang.py line 9; rank 0: all_reduce in run() at hang.py line 12``.
         self.wait_text = ""
-        #: The only rank that the others wait for, or that has entered another collective, or that hung; why.
+        #: The only rank for which the others waited, that has entered another collective, or that hung; and why it is
+        #: blamed.
         self.blamed: int | None = None
         self.confidence: Confidence = "likely"
         self.grounds = ""
-        #: What is known where it is not one rank.
+        #: What is known if the cause is not one rank.
         self.several = ""
-        #: Those that follow from the wait; those that ended before they could be asked where they were.
+        #: Ranks that follow from the wait; ranks that ended before they could be asked where they were.
         self.waiting: set[int] = set()
         self.unseen: set[int] = set()
-        #: The first rank that has given up, or lost a peer, where no limit has ended the trial.
+        #: The first rank that gave up or lost a peer, if no limit has ended the trial.
         self.waited: int | None = None
-        #: The rank whose failure is shown; those that it cannot be told from; and the rank, if it is the cause.
+        #: The rank whose failure is shown; ranks that cannot be told from it; and the cause, if it is known.
         self.first: int | None = None
         self.tied: list[int] = []
         self.root: int | None = None
@@ -265,7 +266,7 @@ class _Case:
     # What one rank shows.
 
     def _own_failure(self, rank: RankEvidence) -> _OwnFailure | None:
-        """What it shows; of one that has ended without a word to its launcher, what it has logged."""
+        """The failure that it shows; if it ended without a word to its launcher, the failure that it has logged."""
         own, said, stopped_at = self._shown_failure(rank), rank.said, self._stopped_at(rank)
         if own is None or said is None or own.weight == UNHEARD:
             return own
@@ -354,13 +355,13 @@ class _Case:
         return _OwnFailure(replace(failure, message=message), weight, math.inf if end.at is None else end.at)
 
     def _stopped_at(self, rank: RankEvidence) -> float | None:
-        """By the clock of its own host."""
+        """When its agent first asked a rank to end, by the clock of its own host."""
         return self.trial.stopped_at if rank.stopped_at is None else rank.stopped_at
 
     def _see_silent_ends(self) -> None:
-        """Take a rank for one that gave up that ended without a word in a collective which another has not entered.
+        """Count a rank as one that gave up if it ended silently in a collective that another rank has not entered.
 
-        It could not go on: it has caught that its peer did not come, or has gone.
+        It could not go on, because it has caught that its peer did not come, or has gone.
         """
         behind, level = positions({number: rank.collectives for number, rank in self.ranks.items()})
         for number in level & self.own_failures.keys() if behind else ():
@@ -370,7 +371,7 @@ class _Case:
                 self.own_failures[number] = replace(own, weight=GAVE_UP)
 
     def _add_last_lines(self) -> None:
-        """Where a rank has only an exit code, what it has written before says why."""
+        """Add a rank's last line to its message if its exit code is all that is known."""
         for number, own in self.own_failures.items():
             line, failure = self.ranks[number].last_line, own.failure
             if line and (failure.kind == "exit_code" or _is_bare_exit(failure)):
@@ -378,11 +379,11 @@ class _Case:
                 self.own_failures[number] = replace(own, failure=said)
 
     def _weigh_results(self) -> int | None:
-        """Which result was the first not to pass: after an exchange between ranks, all of them are.
+        """Find which result was the first not to pass: after an exchange between ranks, no result passes.
 
-        That of rank 0 is the trial's, and so counts only beside others. The iteration tells the first, if all have it;
-        or the results name the one rank whose own values were wrong first, which is returned: the one rank that the
-        first iteration with a rank has. Workloads may have anything else in their details.
+        Rank 0's result is the trial's, and so counts only beside others. The iteration tells the first result if all
+        have one. Otherwise ``failure_details`` may name ranks by iteration: if the first of these iterations has a
+        single rank, that rank is returned. Workloads may have anything else in their details.
         """
         others = [number for number, own in self.own_failures.items() if own.weight == RETURNED]
         zero = self.seen[0].result if 0 in self.seen else None
@@ -408,13 +409,12 @@ class _Case:
     # The rank that others waited for.
 
     def _explain_wait(self) -> None:
-        """Find the rank that the others waited for, by stacks and flight recorders.
+        """Find the rank for which the others waited, from stacks and flight recorders.
 
-        Where no stack shows a collective, as when it waits in C++ only, the ranks are missing that have entered fewer
-        than others; of those that others wait for by their stacks, a rank without a stack is not missing when its
-        recorder shows that it has entered as many as any. A rank that was done is missing, or one that was not has
-        entered too much: whichever more ranks than one contradict. Ranks that have entered different collectives wait
-        for nobody.
+        If no stack shows a collective, because the waits are in C++, the ranks that have entered fewer collectives than
+        others are missing. A rank without a stack is not missing if its recorder shows as many collectives as any. If
+        some ranks were done and others waited, either the former are missing or the latter have entered too much:
+        whichever the smaller side is. Ranks that have entered different collectives wait for nobody.
         """
         ranks, own_failures = self.ranks, self.own_failures
         hung = {number for number, own in own_failures.items() if own.hung}
@@ -479,9 +479,9 @@ class _Case:
         self.waiting, self.unseen, self.waited = present, unseen, waited
 
     def _unseen(self, *, lost: bool, at_deadline: bool) -> set[int]:
-        """Ranks that ended, or went on, before they could be asked where they were."""
-        # A script, and a rank of an outer launcher, is asked for its stack only when its deadline has passed. One that
-        # was ended when another gave up may have waited as well, and is not missing.
+        """Ranks that ended or went on before they could be asked where they were."""
+        # Ranks of a script or of an outer launcher are asked for stacks only after their deadline. One that was ended
+        # when another gave up may have waited as well, and is not missing.
         asked = at_deadline or self.trial.launcher in ("elastic", "torchrun")
         own_limits = [rank.overdue for rank in self.ranks.values() if rank.overdue is not None]
         unseen = {number for number, own in self.own_failures.items() if own.is_echo}
@@ -530,7 +530,7 @@ class _Case:
             return None
         rank, confidence, grounds = self.ranks[first], self.confidence, self.grounds
         if first == self.blamed and self.waited is not None:
-            # Of a rank for which others have waited until they gave up: the failure of the first that did.
+            # Others waited for this rank until they gave up: show the failure of the first that did.
             failure = replace(own_failures[self.waited].failure, rank=first, message=self.wait_text, stacks=rank.stacks)
             return replace(failure, confidence=confidence, evidence=grounds)
         own = own_failures[first]
@@ -644,7 +644,7 @@ class _Case:
 
 
 def _is_bare_exit(failure: Failure) -> bool:
-    """Whether it says no more than an exit code."""
+    """Whether the failure says no more than an exit code."""
     return failure.type == "SystemExit" and failure.message == f"sys.exit({failure.exit_code})"
 
 
@@ -654,7 +654,7 @@ def _weight_of(failure: Failure, complaint: str | None) -> int:
     if failure.kind != "signal":
         relation, otherwise = relation_to_a_peer(failure), RAISED
     elif failure.signal == "SIGABRT":
-        # It follows from other faults (an uncaught C++ exception) more often than it causes them.
+        # An abort (an uncaught C++ exception) follows from other faults more often than it causes them.
         relation, otherwise = None if complaint is None else relation_in(complaint), ABORTED
     else:
         return FATAL
@@ -668,15 +668,15 @@ def _is_equal(first: _OwnFailure, other: _OwnFailure) -> bool:
 
 
 def _words(failure: Failure) -> tuple[str | None, ...]:
-    """What is the same of failures that have the same cause."""
+    """What failures with the same cause have in common."""
     words = re.sub(r"\d+", "#", failure.message)
     return failure.kind, failure.type, failure.signal, f"{failure.exit_code} {words}"
 
 
 def agent_failure(trial: AttemptEvidence) -> Failure | None:
-    """Why the agent ended, unless it ended as it should; in its own words, with the option that mends it.
+    """Why the agent failed, in its own words, with the option that helps; ``None`` if it ended as it should.
 
-    One that was ended, and one in a process of its own, failed in the phase that the first rank was in.
+    An agent that was ended, or that had its own process, failed in the phase in which the first rank was.
     """
     agent = trial.agent
     if agent is None or (agent.error is None and not agent.returncode):

@@ -99,8 +99,7 @@ def collected(folder: Path, collectors: Mapping[str, Collector], ranks: Sequence
 
 
 def _rename(own: Path, processes: Sequence[Mapping[str, Any]], ranks: Mapping[int, int]) -> set[str]:
-    """Rename files of processes after their ranks; a single process is rank 0. Returns the stems of all that have
-    begun."""
+    """Rename files of processes after their ranks; a single process is rank 0. Returns the stems of started ones."""
     started = [entry for entry in processes if entry["what"] == "started"]
     wrote = {path.name.partition(".")[0] for path in own.glob("*/process_*")}
     alone = len(wrote) == 1 and not any(entry["rank"] is not None for entry in processes)

@@ -91,7 +91,7 @@ class TemporaryFolders:
         return path
 
     def remove(self, path: Path, *, keep: bool) -> bool:
-        """After the end of a trial: remove its TMPDIR, or ``keep`` it, unless it is empty; whether it is kept."""
+        """Remove the TMPDIR of an ended trial, or ``keep`` it unless it is empty; returns whether it is kept."""
         for left in path.glob(_SOCKETS):
             shutil.rmtree(left, ignore_errors=True)
         with contextlib.suppress(OSError):

@@ -176,8 +176,7 @@ def differ(starts: Sequence[ZygoteStart]) -> bool:
 
 
 def fisher(one: Sequence[int], other: Sequence[int]) -> float:
-    """Two-sided p value of Fisher's exact test for two rows of counts: the probability of all tables as likely as this
-    or less."""
+    """Two-sided p value of Fisher's exact test for two rows of counts; sums all tables at most as likely as this."""
     first, second, total = sum(one), sum(other), one[0] + other[0]
     ways = [math.comb(first, k) * math.comb(second, total - k) for k in range(total + 1)]
     return sum(each for each in ways if each <= ways[one[0]]) / math.comb(first + second, total)

@@ -75,8 +75,7 @@ def punch_logs(folder: Path, limit: int, holes: dict[Path, int]) -> None:
 
 
 def cut_logs(folder: Path, limit: int) -> list[str]:
-    """Keep ``limit`` bytes of each ``*.log`` of a trial that is over, half of them from its head; returns a text per
-    cut."""
+    """Cut each ``*.log`` of an ended trial to ``limit`` bytes, half of them from its head; returns a text per cut."""
     texts = []
     for path, size in _long_logs(folder, limit):
         said = f"{size - limit} of {size} bytes were cut here; aorta_log_limit keeps {limit}"
@@ -123,7 +122,7 @@ _EXIT_LIMIT = 30.0
 
 
 def draw_pid() -> None:
-    """Use up a process id, or not, at random: else all trials take as many, and have even ones, or odd ones."""
+    """Use up a process id at random: else every trial takes the same number, and all ids are even, or odd."""
     if os.urandom(1)[0] & 1:
         with contextlib.suppress(RuntimeError):  # no thread can be started
             _thread.start_new_thread(int, ())  # its id is one of the same numbers

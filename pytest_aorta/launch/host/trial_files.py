@@ -120,10 +120,9 @@ class OpenedFiles(NamedTuple):
 
 
 def opened_files(folder: Path, copy: Path | None, project: Path, results: Path | None) -> OpenedFiles | None:
-    """Files that the trial's processes imported from the ``project`` or elsewhere, except installed ones; ``None`` if
-    no process has told.
+    """Files that the trial's processes imported, except installed ones; ``None`` if no process has told.
 
-    ``folder``: of the trial. ``copy``: its own working directory; files in it count as the project's.
+    ``folder``: of the trial. ``copy``: its own working directory; files in it count as those of the ``project``.
     """
     noted = folder / READS
     try:
@@ -177,8 +176,7 @@ def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
 def gather_evidence(
     folder: Path, end: RankExit | None, overdue: float | None, source: str | None, stalled: float | None
 ) -> AttemptEvidence:
-    """Gather the evidence of all ranks of this host once they have ended; ``end`` and ``overdue`` are of rank 0, this
-    one.
+    """Gather the evidence of all ranks of this host after their ends; ``end`` and ``overdue`` are of rank 0.
 
     ``source``: the workload's file. ``stalled``: the limit in seconds, if that is why the trial was ended. Ranks of
     other hosts are not waited for; what they break shows in rank 0's collectives.
@@ -265,8 +263,7 @@ class FolderReader:
         save_collectives(self._folder, self._sockets)
 
     def read(self, overdue: float | None) -> None:
-        """Read the files after the end of all processes. ``overdue``: when a limit passed, in seconds of
-        ``time.time()``."""
+        """Read the files after all processes have ended. ``overdue``: the ``time.time()`` when a limit passed."""
         mode, seen = self._cell.plan.mode, self._seen
         if mode == "single":
             if (last := read_steps(step_file(self._folder))) is not None:
@@ -309,8 +306,7 @@ class FolderReader:
                     return
 
     def _read_command(self, overdue: float | None) -> None:
-        """Let ranks that the command has started itself say why it has failed. A command that has passed needs no
-        reason."""
+        """Let ranks that the command itself has started say why it has failed, unless it has passed."""
         folder, seen = self._folder, self._seen
         said = "".join(read_tail(folder / name, _SAID) for name in ("stdout.log", "stderr.log"))
         processes = read_processes(folder)
