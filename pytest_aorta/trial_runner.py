@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
 
-#: How the user has spelled an option and its value.
+#: Spells an option and its value as the user has.
 Spelling = Callable[[str, object], str]
 
-#: torchrun has no option for these; its ranks are fresh interpreters.
+#: Options that torchrun does not have; its ranks are fresh interpreters.
 _NOT_OF_TORCHRUN = ("exit_barrier_timeout", "node_rank", "start_method")
 
 
@@ -64,14 +64,14 @@ class Runner:
         self.plans: list[Plan] = []
         self._before_use = before_use
         self._on_start = on_start
-        #: Trials that were started in this run; one that is run again, as some plugins do, is not found but run.
+        #: Trials that were started in this run: a plugin may run one again, and then no earlier result stands for it.
         self._started: set[TrialPaths] = set()
         self._lock = threading.Lock()
         self._engine: SlotEngine | None = None
         self._folders: TemporaryFolders | None = None
 
     def add_plan(self, plan: Plan) -> None:
-        """Add a plan; raises ``PlanError`` where two workloads of one name would have one place for results."""
+        """Add a plan; raises ``PlanError`` if two workloads of one name would share a results folder."""
         known = {spec.workload.name: spec.workload for other in self.plans for spec in other.trials}
         for spec in plan.trials:
             other = known.get(spec.workload.name)
@@ -105,9 +105,9 @@ class Runner:
     def check(
         self, spec: TrialSpec, timeout: float | None = None, patience: float | None = None
     ) -> PreparedCell | None:
-        """Prepare a cell; ``None`` where it cannot be prepared, which is then in the record of each trial.
+        """Prepare a cell; returns ``None`` if it cannot be prepared, which each trial then records.
 
-        ``timeout`` and ``patience``: as of ``SlotEngine.check``.
+        ``timeout`` and ``patience``: as for ``SlotEngine.check``.
 
         Raises:
             ConfigError, LaunchModeError, EngineUnusable: what would prevent every trial, as ``SlotEngine.check``.
@@ -119,7 +119,7 @@ class Runner:
         return self.engine.check(spec, timeout, patience)
 
     def find(self, spec: TrialSpec, paths: TrialPaths, timeout: float | None = None) -> TrialJob | None:
-        """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of the same request.
+        """With ``--aorta-resume``, the trial with its earlier result, if that is of the same request; else ``None``.
 
         ``timeout``: as of ``check``.
         """
@@ -150,7 +150,7 @@ class Runner:
             return versions if listing.get("digest") == digest else self.store.packages(digest)
 
         def concerning(changed: Collection[str]) -> Collection[str]:
-            """Of what has been installed or removed since, what the trials of the cell have imported."""
+            """The changed distributions that the trials of the cell have imported."""
             from pytest_aorta.trials.installed import concerned, site_packages
 
             modules, venv = self.store.imported_modules(paths), spec.environment.venv
@@ -216,12 +216,12 @@ class Runner:
             self._engine.close()
 
 
-#: Why a result is not kept where there is to be a new run.
+#: Why a result is not kept if the user asks for a new run.
 _OLD = "it is of an earlier run"
 
 
 def _cannot_be_known(spec: TrialSpec, config: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
-    """Why it is not known what the result of a command depends on; empty where it is."""
+    """Why it is not known on which files the result of a command depends; empty if it is known."""
     if not is_command(spec.workload.target) or config.get("depends") or earlier.get(IMPORTED_LATER):
         return ""
     words = command_words(config["command"])
@@ -275,9 +275,9 @@ def check_elastic(execution: Execution, spell: Spelling) -> None:
 
 
 def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = False) -> None:
-    """Refuse devices that are not there or cannot be leased, and trials side by side where that cannot be.
+    """Refuse devices that do not exist or cannot be leased, and options for parallel trials that exclude each other.
 
-    ``spell``: for messages. ``parallel``: whether several processes start trials, as with ``-n``.
+    ``spell``: spells options in messages. ``parallel``: whether several processes start trials, as with ``-n``.
     """
     from pytest_aorta.runtime.resources.devices import choose_devices, devices_text, find_devices
     from pytest_aorta.runtime.resources.leases import LeaseError, Leases
@@ -319,9 +319,9 @@ def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = F
 
 
 def check_results(selection: Selection, results: Path, source: str) -> None:
-    """Make the results directory, or say why it cannot be used; ``source``: where the user has given it.
+    """Make the results directory; ``source``: where the user has named it.
 
-    Raises ``RequestError`` also where other tasks of SLURM run the same trials there.
+    Raises ``RequestError`` if it cannot be used, or if other tasks of SLURM write the same trials there.
     """
     check_tasks(selection.results_dir, selection.execution.elastic)
     try:

@@ -1,4 +1,4 @@
-"""What stays of a failure's message from trial to trial: its words, without numbers, addresses, paths and ids."""
+"""Signatures of failures: a message without the numbers, addresses, paths and ids that differ from trial to trial."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LOOKED_AT = 2000
 #: Longest text that is returned, in characters.
 LONGEST = 160
 
-#: Words whose number says which one of several equal things it was. In other words it is a part of the name: conv2d.
+#: Words whose number counts equal things. In any other word the number is a part of the name: conv2d.
 _NUMBERED = (
     r"rank|ranks|gpu|cuda|hip|worker|node|host|thread|pid|tid|port|slot|dev|device|step|iter|iteration|epoch|trial|"
     r"attempt|process|proc|card|renderd|gw|fd|layer|layers|block|blocks|expert|bucket|shard|batch|core|cpu|queue"
 )
 
-#: What loggers put before a line: torchrun's rank, times, glog's severity and place, the kernel and its journal.
+#: Prefixes of loggers: torchrun's rank, times, glog's severity and place, the kernel and its journal.
 _BEFORE = re.compile(
     r"\A(?:\s*(?:"
     r"\[(?:rank\s?|default)?\d+\]:(?=\s|\[)"
@@ -38,10 +38,10 @@ _BEFORE = re.compile(
     re.IGNORECASE,
 )
 
-#: The name of a host, where the word before says that it is one: with a digit, as that differs from trial to trial.
+#: The name of a host, after a word that says it is one; it has a digit, which differs from trial to trial.
 _HOST = r"(?=[a-z.-]*\d)[a-z\d](?:[\w.-]*[a-z\d])?"
 
-#: What libraries say of one and the same failure in several ways, or with what differs from trial to trial.
+#: Messages of libraries that say one failure in several ways, or with details that differ from trial to trial.
 _SAID = [
     (re.compile(pattern, re.IGNORECASE), by)
     for pattern, by in (
@@ -79,7 +79,7 @@ _SAID = [
 #: What NCCL and RCCL say of their last error, in a line of its own.
 _LAST_ERROR = re.compile(r"^Last error:[ ]*\n?(\S[^\n]*)$", re.MULTILINE)
 
-#: Errors of a GPU that a call reports which has nothing to do with them: where that was says nothing.
+#: Errors of a GPU that any later call may report: the place of that call says nothing.
 _ELSEWHERE = re.compile(
     r"\b(?:CUDA|HIP) (?:error|runtime error \(\d+\) ): "
     r"(?:device-side assert|an? (?:illegal|misaligned|invalid program counter)|misaligned"
@@ -106,14 +106,14 @@ def _after(*words: str) -> str:
     return "(?:" + "|".join(rf"(?<=(?<![\w-]){word})" for word in words) + ")"
 
 
-#: What stands in a path, without what ends it in a sentence.
+#: Characters of a path, without those that end it in a sentence.
 _OF_PATH = r"[^\s'\"<>|:,;()\[\]{}=]+"
 
-#: A number, with its digits in groups, as a version or with its unit; ``2x3`` of a shape.
+#: A number, perhaps with grouped digits, as a version, as a shape (``2x3``), or with its unit.
 _A_NUMBER = r"[-+]?(?!0x)\d[\d_]*(?:\.\d+)*(?:e[-+]?\d+)?(?!\d)(?:(?:x\d+)+|\s?(?:[kmgt]i?b|bytes?)\b)?"
 
-#: The rule: a URL becomes ``<url>``, a path ``<path>``; ids, hosts, addresses, times and numbers become ``#``. The
-#: first form that a text has counts. Digits within a name are no number, but after the words that count equal things.
+#: The masking rule: a URL becomes ``<url>``, a path ``<path>``; ids, hosts, addresses, times and numbers become ``#``.
+#: The first form that matches counts. Digits within a name stay, except after words that count equal things.
 _FORMS = {
     "url": [r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>|,;()\[\]{}]+"],
     "path": [
@@ -158,7 +158,7 @@ _SEVERAL = re.compile(r"[-+]?#(?:[\s,:.x_-]*[-+]?#)+|#,(?=\))")
 
 
 def masked(text: str) -> str:
-    """A text without what differs from trial to trial: by the rule of ``_FORMS``, and lists of numbers as one."""
+    """Mask what differs from trial to trial by the rule of ``_FORMS``; a list of numbers becomes one ``#``."""
 
     def mask(match: re.Match[str]) -> str:
         if match.lastgroup == "numbered":
@@ -169,14 +169,14 @@ def masked(text: str) -> str:
 
 
 def message_words(message: str, host: str = "") -> str:
-    """One line of a message that is the same for every trial that fails for this reason.
+    """One line of a message that is equal for all trials that fail for the same reason.
 
-    It is the first line with anything on it, with the next one where that says what was ``raised:``; of a message
-    that contains a traceback, as that of an exception in a worker of a ``DataLoader``, the last. Numbers,
-    addresses, ids in hexadecimal digits and names of temporary files become ``#``, and so do lists of them,
-    whatever their length; paths become ``<path>``. Digits that belong to a name stay: ``float16``, and so do codes
-    of errors: ``Xid 79``. Names of hosts are numbers, too: that of ``host``, those that differ from it in digits,
-    and those at places where libraries write them. At most ``LONGEST`` characters.
+    It is the first line that is not empty, with the next line if the first ends in ``raised:``. If the message contains
+    a traceback, such as one from a worker of a ``DataLoader``, it is the last line. Numbers, addresses, hexadecimal
+    ids, names of temporary files, and lists of these of any length become ``#``; paths become ``<path>``. Digits of a
+    name (``float16``) and of an error code (``Xid 79``) stay. Names of hosts become ``#`` too: ``host``, names that
+    differ from it in digits only, and names in the places where libraries write hosts. It has at most ``LONGEST``
+    characters.
     """
     lines = [line for line in message.splitlines() if line.strip()]
     line = lines[0] if lines else ""
@@ -187,7 +187,7 @@ def message_words(message: str, host: str = "") -> str:
     elif last_error := _LAST_ERROR.search(message):
         line = f"{line}: {last_error[1]}"
     line, before = on_one_line(line[:_LOOKED_AT]), None
-    while before != line:  # a replacement can bring two others side by side
+    while before != line:  # a replacement can make another one possible
         before = line
         line = _BEFORE.sub("", line)
         for pattern, by in _SAID:
@@ -201,7 +201,7 @@ def message_words(message: str, host: str = "") -> str:
 
 @lru_cache(maxsize=64)
 def _named_alike(host: str) -> re.Pattern[str]:
-    """The name of a host, and those that differ from it in digits only, with or without a domain."""
+    """Matches the name of a host, and names that differ from it in digits only, with or without a domain."""
     name = host.partition(".")[0]
     if not any(char.isdigit() for char in name):  # it may be a word
         return re.compile(r"(?!)")
@@ -210,7 +210,7 @@ def _named_alike(host: str) -> re.Pattern[str]:
 
 
 def on_one_line(text: str) -> str:
-    """A text on one line, without what a terminal takes for a command."""
+    """A text on one line, without escape sequences of terminals."""
     return one_line(" ".join(ESCAPES.sub("", text).split()))
 
 
@@ -219,7 +219,7 @@ def bounded(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else text[: longest - 1].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
 
 
-#: Types of exceptions that say less than any message, or the same.
+#: Types of exceptions that say no more than their message.
 _SAY_LESS = ("Exception", "RuntimeError", "ValueError", "AssertionError", "SystemExit")
 
 #: Longest place, and longest text of a signature, in characters.
@@ -227,7 +227,7 @@ _PLACE = 50
 _SHORT = 40
 _TEXT = 260
 
-#: What is said of a worker that a signal has ended, by torch in the parent and in the worker.
+#: What torch says in the parent, and in the worker, if a signal has ended a worker.
 _WORKER = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: ([\w -]+)|exited unexpectedly)"
     r"|Unexpected ([\w -]+) encountered in worker"
@@ -249,10 +249,10 @@ _HUNG = re.compile(
 _LOCKS = re.compile(r"; ([^;\n]+ waits for lock [^;\n]+?)(?: \(last: [^)\n]*\))?$")
 _LOCK = re.compile(r"(\S+)(?: waits)? for lock \S+ at ([^:\n]*):(\d+)")
 
-#: Characters at its end that are searched for that.
+#: Characters at the end of a message in which such a place is searched.
 _END = 500
 
-#: What a process has said as it aborted; each has one group, the reason.
+#: Lines that a process writes as it aborts; the one group is the reason.
 _ABORTED = [
     re.compile(pattern, re.MULTILINE)
     for pattern in (
@@ -269,14 +269,14 @@ _ABORTED = [
 #: What the judge puts before a failure.
 _OF_RANKS = re.compile(r"^ranks? \d[\d,-]*: ")
 
-#: Keys of ``failure_details`` whose values come first, without the key; and those whose values are left out.
+#: Keys of ``failure_details`` whose values come first, without the key; and keys whose values are left out.
 _WHAT = ("kind", "type", "error", "message", "reason")
 _NOT_WHAT = ("note", "traceback", "at", "rank", "phase")
 
 #: Entries of them that make up a message.
 _WORDS = 4
 
-#: Of a record without a failure.
+#: Kind and phase for a record without a failure.
 _KINDS = {"timeout": ("timeout", "run"), "infrastructure_failed": ("exception", "launch")}
 
 
@@ -285,7 +285,7 @@ class Signature:
     """What failing trials have in common.
 
     Attributes:
-        kind: of the failure, as in the record; or that a rule of the user has ``named`` it: then no more is known.
+        kind: kind of the failure, as in the record; or ``named``, if a rule of the user has given it a name.
         type: of the exception, or name of the signal.
         role: ``rank`` where one rank of several has failed, whichever it was.
         where: innermost frame of the user's code, ``train.py:88 in step``, with the one that has called it where that
@@ -293,7 +293,7 @@ class Signature:
         message: first line, without numbers, addresses, paths and ids. Of a signal, what the process has said, or the
             innermost function that is known; of a hang, the function of a library that it was in; of a failed result,
             the words of its first detail.
-        cause: of an exception that was raised while another one was handled: that one.
+        cause: the exception that was being handled when this one was raised.
     """
 
     kind: str
@@ -334,8 +334,8 @@ class Signature:
 def signature_of(record: Mapping[str, Any], rules: Sequence[tuple[str, str]] = ()) -> Signature | None:
     """The signature of a trial's record; ``None`` where it has not failed.
 
-    Of ranks, it is that of the one that is the cause. Where the text of the signature, the message or the traceback
-    matches one of the ``rules`` (names with regular expressions), it is the name of the first such rule, and no more.
+    For ranks, it is the signature of the rank that is the cause. If the signature's text, the message or the traceback
+    matches one of the ``rules`` (names with regular expressions), it is only the name of the first such rule.
     """
     if record["exit_status"] == "ok":
         return None
@@ -412,10 +412,10 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
 
 
 def _ended_worker(failure: Mapping[str, Any], said: str) -> str:
-    """What has ended a worker of a ``DataLoader``, where that is what a process has failed of; empty where it is not.
+    """What has ended a worker of a ``DataLoader``, if that is why a process has failed; else empty.
 
-    Its parent raises that in whatever it does then, or once it misses the worker, or it finds a pipe closed. Only some
-    of these say the signal, and what the output has ``said`` may.
+    The parent raises this wherever it is at that moment, or when it misses the worker, or when it finds a pipe closed.
+    Only some of these errors name the signal; what the output has ``said`` may name it.
     """
     message, text = failure.get("message") or "", failure.get("traceback") or ""
     follows = failure["kind"] in ("signal", "exit_code") or failure.get("type") in _CLOSED
@@ -441,7 +441,7 @@ def _place(frames: Sequence[Frame], target: str) -> str:
 def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, str]:
     """Where a process hung, and in which function of a library.
 
-    Of ranks, it is the one that the others waited for, or where that is not known, the first that hung.
+    Of several ranks, it is the rank for which the others waited, or, if that is not known, the first that hung.
     """
     blamed = failure.get("rank")
     hung = [

@@ -20,18 +20,18 @@ from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED, st
 #: The workload that runs a command.
 COMMAND_TARGET = "aorta_workloads.command:Command"
 
-#: Only these are replaced, by variables; any other brace is a part of the command.
+#: Placeholders and their variables; any other brace is a part of the command.
 _PLACEHOLDERS = {"trial": TRIAL_INDEX, "dir": TRIAL_DIR, "seed": TRIAL_SEED}
 
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(_PLACEHOLDERS) + r")\}")
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
 
-#: Ends of the names of programs in source form: of those that no shell reads, and of all.
+#: Suffixes of programs in source form: without shell scripts, and all.
 _NO_SHELL_SCRIPTS = (".py", ".pl", ".rb", ".js", ".lua", ".jl", ".r")
 _SCRIPTS = (*_NO_SHELL_SCRIPTS, ".sh", ".bash")
 
-#: Ends of the names of files that a program is configured by.
+#: Suffixes of configuration files.
 _CONFIGURATIONS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".conf")
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
@@ -98,7 +98,7 @@ def command_words(command: object) -> list[str]:
 
 
 def _of_a_shell(command: str) -> str | None:
-    """What a shell would replace or act on, and where it stands."""
+    """The part of a command that a shell would replace or act on, and its place."""
     bare = _QUOTED.sub("\0", command)
     if match := _SHELL_SYNTAX.search(bare):
         return f"{match[0]!r} outside of quotes"
@@ -123,7 +123,7 @@ def _by_shell(command: str) -> str:
 
 
 def checked_command(command: object) -> str:
-    """A command whose words can be told apart; ``ValueError`` with what would be valid."""
+    """Check that a command can be split into words; raises ``ValueError`` with what would be valid."""
     command_words(command)
     return str(command)
 
@@ -133,7 +133,7 @@ def placeholders_in(words: Sequence[str]) -> set[str]:
 
 
 def _head(path: str | None, size: int = 300) -> bytes | None:
-    """The beginning of a file; ``None`` where it cannot be read."""
+    """The beginning of a file; ``None`` if it cannot be read."""
     try:
         with open(path or "", "rb") as file:
             return file.read(size)
@@ -227,14 +227,14 @@ def _safe(text: str, limit: int) -> str:
 
 
 def fill_in(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The words with ``{trial}``, ``{dir}`` and ``{seed}`` replaced by what a trial finds; all other braces stay."""
+    """Replace ``{trial}``, ``{dir}`` and ``{seed}`` by the trial's values; all other braces stay."""
     return [_PLACEHOLDER.sub(lambda match: environ[_PLACEHOLDERS[match[1]]], word) for word in words]
 
 
 def located(words: Sequence[str]) -> list[str]:
     """The words of a command for a trial in a working directory of its own.
 
-    Programs, scripts and configurations that are not there are those of the directory that pytest was started in.
+    Programs, scripts and configurations that it does not have are taken from the directory in which pytest was started.
     """
     here, start = Path.cwd(), Path(start_folder())
     if here == start:
@@ -263,7 +263,7 @@ def module_path(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
 
 
 def program_not_found(words: Sequence[str], path: str) -> str | None:
-    """Why a command cannot be started; ``None`` where it can. ``path``: the folders that its program is looked for in.
+    """Why a command cannot be started; ``None`` if it can. ``path``: the folders in which its program is searched.
 
     The script of a Python program is looked for as well: Python says the same with an exit code of 2, as scripts do.
     """

@@ -43,7 +43,7 @@ class Lifecycle:
         self.before_setup = before_setup
         self.workload: Any = None
         self.clock = StepClock()
-        #: What the last phase that failed has raised.
+        #: Exception of the last phase that failed.
         self.error: BaseException | None = None
 
     def run_all(
@@ -51,7 +51,7 @@ class Lifecycle:
         on_error: Callable[[BaseException], object] | None = None,
         after_run: Callable[[], object] | None = None,
     ) -> bool:
-        """All phases; ``cleanup()`` runs whenever the workload was constructed. Whether setup and run succeeded.
+        """Run all phases; ``cleanup()`` runs if the workload was constructed. Returns whether setup and run succeeded.
 
         ``on_error`` receives the exception of one of these two, before the cleanup, which may affect other processes;
         ``after_run`` is called before the cleanup as well, whatever ``run()`` has done.
@@ -150,7 +150,7 @@ def report_progress_to(workload: Any, send: Send, steps: Path | None = None, clo
 
 
 def failure_of(error: BaseException, phase: Phase) -> Failure:
-    """The failure of a phase that has raised."""
+    """The failure of a phase that raised ``error``."""
     handled = error.__context__
     if isinstance(error, SystemExit) and type(error.code) is int and error.code and isinstance(handled, Exception):
         # A program that catches what is raised, says it, and exits.

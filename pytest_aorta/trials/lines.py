@@ -30,7 +30,7 @@ _COLOUR = re.compile(r"\[(?:\d{1,3};){0,4}\d{1,3}m(?! ?\d)")
 
 
 def plain_line(line: str) -> str:
-    """A line without what a terminal takes for a command."""
+    """A line without escape sequences of terminals."""
     line = ESCAPES.sub("", line) if "\x1b" in line else line
     return _COLOUR.sub("", line) if "[" in line else line
 
@@ -108,7 +108,7 @@ _AROUND, _MOST_NUMBERS = 200, 100
 
 
 def named(name: str) -> str:
-    """A name as those of metrics are compared: ``lm loss`` is ``lm_loss``."""
+    """A name in the form in which metrics are compared: ``lm loss`` becomes ``lm_loss``."""
     return re.sub(r"\W+", "_", name).strip("_").lower()
 
 

@@ -1,4 +1,4 @@
-"""The class of a workload: imported, described as plain data, with its options and the files that decide on it."""
+"""Loads the class of a workload, and describes it as plain data, with its options and source files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WorkloadLoadError(Exception): ...
 
 
 class ConfigError(RequestError):
-    """An option that the workload does not have, a value that does not fit, or a declaration that cannot be."""
+    """An unknown option, a value that does not fit, or an invalid declaration of a workload."""
 
 
 def load_class(target: str) -> type[Any]:
@@ -100,10 +100,10 @@ def module_name(path: Path) -> tuple[str, Path]:
 
 
 def set_arguments(target: str) -> None:
-    """Give this process the ``sys.argv`` of a workload: those of the runner are not for its ``argparse``.
+    """Give this process a ``sys.argv`` for the workload's ``argparse``, in place of the runner's arguments.
 
-    As a script in the workload's file has it without arguments. Imports the packages around a module; where it cannot
-    be found, its name stands for its file.
+    It is as in a script in the workload's file without arguments. Imports the packages around a module; if the module
+    cannot be found, its name stands for its file.
     """
     where = target.rpartition(":")[0]
     sys.argv = [where]  # for the packages around it
@@ -185,7 +185,7 @@ def source_root(cls: type[Any]) -> Path | None:
 
 
 def imported_later(cls: type[Any], before: ModuleCount | None, known: Mapping[str, str]) -> dict[str, str]:
-    """``sources`` of what has been imported since ``before``, or by now, except those that are ``known``."""
+    """``sources`` of the modules imported since ``before``, or of all, without those that are ``known``."""
     names = None if before is None else imported_since(before)
     if names == []:
         return {}
@@ -194,7 +194,7 @@ def imported_later(cls: type[Any], before: ModuleCount | None, known: Mapping[st
 
 
 def sources(names: Iterable[str], root: Path | None, own: str = "") -> dict[str, str]:
-    """Digests of those modules that are no part of an installed distribution, and of the module ``own``.
+    """Digests of modules that belong to no installed distribution, and of the module ``own``.
 
     By path: relative to the folder ``root``, absolute outside of it.
     """
@@ -223,8 +223,8 @@ def sources(names: Iterable[str], root: Path | None, own: str = "") -> dict[str,
 def file_digest(path: Path) -> str | None:
     """16 hexadecimal digits of a file's content, or of all files below a folder; ``None`` when it is not there.
 
-    Of a file of more than ``READ_AT_MOST`` bytes, size and time of modification as text; of a folder with more than
-    these, the digits are taken of the sizes and times of its files.
+    For a file of more than ``READ_AT_MOST`` bytes, size and time of modification as text. For a larger folder, the
+    digest of the sizes and times of its files.
     """
     try:
         status = path.stat()
@@ -483,7 +483,7 @@ def check_names(target: str, given: Collection[str]) -> None:
 
 
 def _fields_in_source(target: str) -> set[str] | None:
-    """Fields of the nested ``Config(BaseModel)``; ``None`` where the source does not say."""
+    """Fields of the nested ``Config(BaseModel)``; ``None`` if the source does not show them."""
     module, _, name = target.rpartition(":")
     file = target_file(target) if module else None
     try:
@@ -522,7 +522,7 @@ class DeclaredOption:
 
 
 def declared_options(cls: type[Any]) -> list[DeclaredOption]:
-    """Those of a nested pydantic ``Config``, else of ``default_config``; none where neither is there."""
+    """Options of a nested pydantic ``Config``, else of ``default_config``; empty without either."""
     model = getattr(cls, "Config", None)
     entries = []
     if not (isinstance(model, type) and hasattr(model, "model_validate")):

@@ -1,4 +1,4 @@
-"""What the output of a command says: steps, metrics and failures, by what its user looks for."""
+"""Reads steps, metrics and failures from the output of a command, by the expressions of its user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pytest_aorta.trials.steps import SaidSteps
 #: Metrics that every command has.
 RETURNCODE, SEED = "returncode", "seed"
 
-#: Failures that are listed; all are counted.
+#: Number of failures that are listed; all are counted.
 _LISTED = 20
 
 #: Characters that are kept of a line, and of a metric that is no number.
@@ -202,7 +202,7 @@ class OutputFindings:
 
     @property
     def metrics(self) -> dict[str, int | float | str]:
-        """Last value of each; of several processes, that of the lowest rank that has said it."""
+        """Last value of each metric; of several processes, from the lowest rank that has said it."""
         return {
             name: value for rank in sorted(self._metrics, reverse=True) for name, value in self._metrics[rank].items()
         }

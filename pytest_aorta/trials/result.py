@@ -37,7 +37,7 @@ class _Part(BaseModel):
 
 
 class Claim(_Part):
-    """Something that an environment claims, whether it is true (null where that is not known), and what was found."""
+    """A claim of an environment, whether it is true (null if that is not known), and what was found instead."""
 
     claim: str
     verified: bool | None
@@ -47,8 +47,8 @@ class Claim(_Part):
 class ExecutionEnv(_Part):
     """The environment that the trial was started in.
 
-    ``verified`` says whether the trial has seen what ``image``, ``venv`` and ``rocm`` claim: false if one is wrong;
-    null where nothing is claimed or one is not known. ``entered_with`` is the engine that has started it.
+    ``verified``: whether ``image``, ``venv`` and ``rocm`` are true of the trial: false if one is wrong; null if nothing
+    is claimed, or one is not known. ``entered_with``: the engine that started the container.
     """
 
     kind: Literal["local", "venv", "docker", "rocm"]
@@ -64,7 +64,7 @@ class ExecutionEnv(_Part):
 
 
 class Imposed(_Part):
-    """What a run has imposed on a trial, which would not have it alone; ``None`` and empty for nothing.
+    """What a run imposes on a trial that a trial by itself would not have; ``None`` and empty for nothing.
 
     ``threads``: computing threads of each process; ``cpus``: those that it may run on; ``devices``: ids of those that
     it may see, empty where all were hidden; ``variables``: by which, where nothing else has set them.
@@ -106,7 +106,7 @@ class Elastic(_Part):
 
 
 class RequestedWorkload(_Part):
-    """Where the class of a workload is: ``target`` is ``module:Class``, or ``/absolute/file.py:Class``."""
+    """The class of a workload: ``target`` is ``module:Class``, or ``/absolute/file.py:Class``."""
 
     name: str
     target: str
@@ -177,7 +177,7 @@ class StartedBy(_Part):
 
 
 class ReplayOf(_Part):
-    """The record that a trial was run again from: its file, how that trial ended, and what differs now."""
+    """The record from which a trial was run again: its file, how that trial ended, and what differs now."""
 
     file: str
     started_at: str | None
@@ -187,7 +187,7 @@ class ReplayOf(_Part):
 
 
 class Collected(_Part):
-    """What a collector has found: its options, a sentence (empty for nothing), data, its problems, and files."""
+    """Findings of a collector: its options, a sentence (empty for nothing), data, problems and files."""
 
     options: Free = Field(default_factory=dict)
     sentence: str = ""

@@ -20,7 +20,7 @@ from typing import Any
 from pytest_aorta.trials.installed import WatchedImports
 from pytest_aorta.trials.records import Seeds
 
-#: Of a seed; what every JSON reader takes for an integer.
+#: Bits of a seed: every JSON reader takes so many for an integer.
 SEED_BITS = 53
 
 #: Blocks of 624 words that an import may have drawn from a Mersenne Twister for its seed to be recognised.
@@ -39,7 +39,7 @@ def derived_seed(seed: int | str, *names: str | int) -> int:
 
 
 def rank_seed(seed: int, rank: int, attempt: int = 0) -> int:
-    """The seed of one rank of a trial: a rank that is started again gets another one."""
+    """The seed of one rank of a trial; a rank that is started again gets another seed."""
     return derived_seed(seed, "rank", rank, attempt)
 
 
@@ -49,12 +49,12 @@ def command_seed(seed: int) -> int:
 
 
 def hash_seed(run: int | str, number: int) -> int:
-    """``PYTHONHASHSEED`` of a number of a run: of the start or command with that number, in each of its cells."""
+    """``PYTHONHASHSEED`` of the start or command with this number, in every cell of a run."""
     return 1 + derived_seed(run, "hash", number) % (2**32 - 1)
 
 
 def rank_hash_seed(seed: int, rank: int, attempt: int = 0) -> int:
-    """``PYTHONHASHSEED`` of a rank, from that of its trial."""
+    """``PYTHONHASHSEED`` of a rank, derived from its trial's."""
     return 1 + derived_seed(seed, "hash of rank", rank, attempt) % (2**32 - 1)
 
 
@@ -108,7 +108,7 @@ class ProcessSeeds(WatchedImports):
                 self._seed_devices(module)
 
     def _seed_devices(self, torch: Any) -> None:
-        """Give the devices the seed that is the last one when they are initialised.
+        """Seed the devices when they are initialised, with the last seed given before.
 
         ``torch.manual_seed`` does so as well, but formats a stack each time, which takes a fork two milliseconds.
         """
@@ -166,7 +166,7 @@ class ProcessSeeds(WatchedImports):
         return fresh
 
     def record(self) -> Seeds:
-        """For the record; seeds of generators that are not loaded yet are those that they will get."""
+        """The seeds for the record, also of generators that are not loaded yet."""
         generators = {}
         for name in GENERATORS:
             if name not in self.kept:

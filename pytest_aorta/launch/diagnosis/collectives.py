@@ -174,7 +174,7 @@ def find_rejecting(
 
 
 def positions(entered: Mapping[int, Sequence[Collective]]) -> tuple[set[int], set[int]]:
-    """Two sets: ranks that are behind others in some group, and ranks that are level with all others.
+    """Ranks that are behind others and wait for none, and the remaining ranks, which are not missing.
 
     A rank without a group in common with another rank is in neither set.
     """

@@ -1,4 +1,4 @@
-"""Reading what a process has left that crashed, hung or gave up."""
+"""Reads what a process left that crashed, hung or gave up: stacks, tracebacks and last lines."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 #: Bytes of a dump that are looked at.
 _LOOKED_AT = 2**20
 
-#: Those of the interpreter that run no program.
+#: Files of the interpreter, except ``runpy``, which runs the program.
 _STANDARD = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/|runpy\.py)|^<(?!frozen runpy)")
 
-#: Those of this package, and functions that it puts into programs (``sitecustomize``).
+#: Files of this package, and functions that it puts into programs (``sitecustomize``).
 _OURS = re.compile(r"/pytest_aorta/|^<aorta>$")
 
 #: Functions that only call others.
@@ -57,11 +57,11 @@ def read_dump(path: Path) -> list[list[Frame]]:
 
 
 def locate(threads: list[list[Frame]], source: str | None = None) -> Location | None:
-    """Where the main thread was, by a frame of the workload's code, whose file is ``source``."""
+    """Where the main thread was, as a place in the workload's code, whose file is ``source``."""
     if not threads or not threads[-1]:
         return None
     frames = threads[-1]
-    # Frames of the workload are those inside of this package's, which calls the standard library as well.
+    # Frames of the workload are called by this package, which also calls the standard library.
     until = next((at for at, frame in enumerate(frames) if _OURS.search(frame.file)), len(frames))
     inner = frames[:until]
     if until < len(frames) and all(frame.file != source and _STANDARD.search(frame.file) for frame in inner):
@@ -102,21 +102,21 @@ def waits_for_a_child(threads: Sequence[Sequence[Frame]]) -> bool:
 _OF_CHILDREN = re.compile(r"/lib/python3\.\d+/(subprocess|multiprocessing/(popen_\w+|process|pool|connection))\.py$")
 
 
-#: A line on which a lock is waited for; of another context manager, which is made by a call, the name has brackets.
+#: A line that takes a lock. A context manager that is made by a call has brackets, and is no lock.
 _TAKES_LOCK = re.compile(r"\s*with\s+([\w.\[\]]+)\s*(?:,.*)?:|.*?([\w.\[\]]+)\.acquire\(")
 
-#: Modules in which a thread waits for what another one does.
+#: Modules in which a thread waits for another one.
 _WAITS = re.compile(r"/lib/python3\.\d+/(threading|queue|concurrent/futures/\w+)\.py$")
 
-#: Places of locks that are named.
+#: Number of locks that are named.
 _PLACES = 4
 
 
 def waits_for_locks(threads: Sequence[Sequence[Frame]]) -> str | None:
     """``left waits for lock b at hang.py:6, right for lock a at :10``, where the main thread waits as well.
 
-    In the order of the places, so that the same deadlock is the same text. ``None`` where no source is found, or the
-    main thread does something else, or it alone waits for a lock.
+    Sorted by place, so that the same deadlock gives the same text. ``None`` if no source is found, if the main thread
+    does something else, or if it alone waits for a lock.
     """
     *others, of_main = [_lock_of(frames) for frames in threads]
     if not any(others) or (of_main is None and not _WAITS.search(threads[-1][0].file)):
@@ -132,7 +132,7 @@ def waits_for_locks(threads: Sequence[Sequence[Frame]]) -> str | None:
 
 
 def _lock_of(frames: Sequence[Frame]) -> tuple[str, int, str, str] | None:
-    """File, line, function and lock, where a thread waits for one."""
+    """File, line, function and lock if the thread waits for a lock."""
     at = next((at for at, frame in enumerate(frames) if not _WAITS.search(frame.file)), None)
     if at is None or (at and frames[at - 1].name not in ("acquire", "__enter__")) or frames[at].is_of_a_library:
         return None
@@ -147,10 +147,10 @@ def _lock_of(frames: Sequence[Frame]) -> tuple[str, int, str, str] | None:
 #: Bytes read from the end of a log.
 _TAIL = 2**16
 
-#: Characters that are kept.
+#: Characters that are kept of a text.
 _KEPT = 2**15
 
-#: The first line of faulthandler's.
+#: The first line that faulthandler writes in a crash.
 _FATAL = re.compile(r"^(?:\[rank\d+\]: ?)?Fatal Python error: ", re.MULTILINE)
 
 #: Lines that explain an abort: of the C++ runtime, ``assert`` and the allocator of glibc, and the runtime of ROCm.
@@ -162,12 +162,12 @@ _LAST_WORDS = re.compile(
     re.MULTILINE,
 )
 
-#: Of the lines before the stacks, those that are searched for such words.
+#: Number of lines before the stacks in which such words are searched.
 _LINES_BEFORE = 60
 
 
 def crash_text(stderr: Path | None) -> str | None:
-    """The end of a log, from the words that explain the crash on; ``None`` where there are neither these nor stacks."""
+    """The end of a log, from the words that explain the crash; ``None`` without such words and without stacks."""
     if stderr is None:
         return None
     text = read_tail(stderr, _TAIL)
@@ -183,7 +183,7 @@ def crash_text(stderr: Path | None) -> str | None:
 #: What torch puts before each line once the ranks know of each other.
 _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 
-#: Of the lines after the first one of NCCL's error, those before what its last error was.
+#: Lines after the first one of an NCCL error within which ``Last error:`` comes.
 _LINES_OF_NCCL = 3
 
 #: Exit code of an interpreter that an exception has ended.
@@ -191,7 +191,7 @@ _UNCAUGHT = 1
 
 
 def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path | str | None) -> Failure:
-    """The failure of a process in its ``run``."""
+    """The failure in ``run`` of a process that ended with ``code``."""
     if code < 0:
         name = signal_name(-code)
         if (raised := _printed(stderr, crashed=True)) is not None:
@@ -212,10 +212,10 @@ def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path
 
 
 def _printed(stderr: Path | str | None, *, crashed: bool = False) -> Failure | None:
-    """The last traceback of a log; other lines may follow it, as libraries complain when a process ends.
+    """The failure in the last traceback of a log; other lines may follow, as libraries complain when a process ends.
 
-    Where the interpreter has ``crashed``, only of an exception that was ending it: torch may abort such a process
-    while its threads still run. A crash within a call has other causes than what was logged before it.
+    If the interpreter has ``crashed``, only an exception counts that was ending it: torch may abort such a process
+    while its threads still run. A crash within a call has other causes than an exception that was logged before.
     """
     text = read_tail(stderr, _TAIL) if isinstance(stderr, Path) else stderr or ""
     lines = _PREFIX.sub("", text).splitlines()
@@ -230,7 +230,7 @@ def _printed(stderr: Path | str | None, *, crashed: bool = False) -> Failure | N
             stacks = after[next((at for at, each in enumerate(after) if _FATAL.match(each)), len(after)) :]
             if "  <no Python frame>" not in stacks or any(threads_in("\n".join(stacks))):
                 return None
-        # An error of NCCL is in several lines.
+        # An error of NCCL has several lines.
         last = next((at for at, each in enumerate(after[:_LINES_OF_NCCL]) if each.startswith("Last error:")), None)
         raised = [line, *([] if last is None else after[: last + 2])]
         return _exception("\n".join(raised), "\n".join(lines[starts[-1] : number + 1]))
@@ -261,12 +261,12 @@ _GAVE_UP = re.compile(
     re.IGNORECASE,
 )
 
-#: gloo has got more from a peer than the collective takes that this rank has entered: ``op.nbytes. 64 vs 48.``
+#: gloo got more bytes from a peer than this rank's collective takes: ``op.nbytes. 64 vs 48.``
 _OTHER_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
 def sizes_in(complaint: str | None) -> tuple[int, int] | None:
-    """Of a rank that has got more bytes than it expected in a collective: how many came, and how many it expected."""
+    """Bytes that came and bytes that were expected, if a rank complains that it got more than it expected."""
     sizes = None if complaint is None else _OTHER_SIZE.search(complaint)
     return None if sizes is None else (int(sizes[1]), int(sizes[2]))
 
@@ -283,9 +283,10 @@ Relation = Literal["peer lost", "gave up"]
 
 
 def relation_to_a_peer(failure: Failure) -> Relation | None:
-    """Whether a failure follows from another rank: it, or one that it is chained to, is of torch.distributed.
+    """Whether a failure follows from another rank, because it or one of its causes comes from torch.distributed.
 
-    That is so where its type says so, where its innermost frame is there, or where its message names a part of it.
+    That is so if its type says so, if its innermost frame is there, or if its message names a part of
+    torch.distributed.
     """
     *causes, last = exceptions_in(failure.traceback or "") or [RaisedException((), None, "")]
     for raised in (*causes, replace(last, type=failure.type, message=failure.message)):
@@ -297,16 +298,16 @@ def relation_to_a_peer(failure: Failure) -> Relation | None:
 
 
 def relation_in(text: str, *, of_torch: bool = False) -> Relation | None:
-    """What a text says of another rank, if it is ``of_torch`` or names a part of it."""
+    """What a text says of another rank, if it is ``of_torch`` or names a part of torch.distributed."""
     if not of_torch and _OF_TORCH.search(text) is None:
         return None
     return "gave up" if _GAVE_UP.search(text) else "peer lost" if _PEER_LOST.search(text) else None
 
 
 def complaint_in(log: str, *, of_all: bool = False) -> str | None:
-    """The last line of a log in which a library says that another rank is lost, or did not come.
+    """The last line of a log in which a library says that another rank is lost or did not come.
 
-    ``of_all``: the ranks share the log; only what ends a process counts, and not what others have raised.
+    ``of_all``: the ranks share the log; then only lines count that a process writes as it is ended.
     """
     lines = [line.strip() for line in log.splitlines() if relation_in(line)]
     lines = [line for line in lines if not of_all or "what():" in line or "Watchdog" in line]
@@ -323,7 +324,7 @@ _NAMED = re.compile(
 
 
 def last_words(logs: Sequence[Path], most: int) -> Failure | None:
-    """The exception that a process has logged before it ended: the first one in the last ``most`` lines of a log.
+    """The exception that a process logged before it ended: the first one in the last ``most`` lines of a log.
 
     Many programs catch what is raised, log it and exit. ``at`` is the time of the last write to that log.
     """
@@ -349,7 +350,7 @@ _OF_A_LIBRARY = re.compile(r"(\[rank\d+\]:)?\[[IWEF]\d{4}\b")
 
 
 def last_line(logs: Sequence[Path]) -> str | None:
-    """The last line that the program has written itself, and that says more than metrics, to the log written last."""
+    """The last line of the program itself that says more than metrics, from the log that was written last."""
     last_by_time: dict[float, str] = {}
     for path in logs:
         lines = [plain_line(line).strip() for line in read_tail(path, _TAIL).splitlines()]
@@ -359,7 +360,7 @@ def last_line(logs: Sequence[Path]) -> str | None:
     return last_by_time[max(last_by_time)] if last_by_time else None
 
 
-#: In a trial's folder: the stacks of its processes, or of those that imported its workload, and what these had written.
+#: In a trial's folder: stacks of its processes, or of the import of its workload; and output of that import.
 STACKS, _OUTPUT = "stacks.log", "import.log"
 
 
