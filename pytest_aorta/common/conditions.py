@@ -1,4 +1,4 @@
-"""JSON pointers into values of directories and trials, and conditions on what they lead to: ``/config/lr<0.1``."""
+"""JSON pointers into values of directories and trials, and conditions on their elements: ``/config/lr<0.1``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _Unit = TypeVar("_Unit")
 
 
 def check_pointer(pointer: str) -> str:
-    """The pointer itself (RFC 6901); raises ``ValueError`` where it is none."""
+    """Check a JSON pointer (RFC 6901) and return it; raises ``ValueError`` if it is none."""
     try:
         JsonPointer(pointer)
     except JsonPointerException as error:
@@ -51,7 +51,7 @@ _pointer = lru_cache(JsonPointer)
 
 
 def element(value: Json, pointer: str, directory: str) -> Json:
-    """The element that a pointer leads to; raises ``RequestError`` with the directory's name where there is none."""
+    """The element at a pointer; raises ``RequestError`` with the directory's name if there is none."""
     parsed = _pointer(pointer)
     if len(parsed.parts) == 1 and type(value) is dict and parsed.parts[0] in value:  # of most, at a tenth of the time
         return value[parsed.parts[0]]
@@ -64,7 +64,7 @@ def element(value: Json, pointer: str, directory: str) -> Json:
 
 
 def compared(left: Json, right: Json) -> int | None:
-    """-1, 0 or 1; ``None`` where two elements have no order: of different types or lengths, objects, NaN.
+    """-1, 0 or 1; ``None`` if two elements have no order: different types or lengths, objects, NaN.
 
     As in Row: numbers, texts, booleans and nulls compare with their like, arrays of one length element by element.
     """
@@ -88,7 +88,7 @@ def _sign(left: Any, right: Any) -> int:
 
 
 def is_met(value: Json, pointer: str, comparison: Operator, expected: Json, directory: str) -> bool:
-    """Whether a directory's value meets a condition; raises ``RequestError`` where it has no comparable element."""
+    """Whether a directory's value meets a condition; raises ``RequestError`` if it has no comparable element."""
     present = element(value, pointer, directory)
     order = compared(present, expected)
     if order is None:
@@ -99,7 +99,7 @@ def is_met(value: Json, pointer: str, comparison: Operator, expected: Json, dire
 
 
 def sorted_by(keys: Mapping[str, list[Json]]) -> list[str]:
-    """Directories by their keys, else as they are; raises ``RequestError`` where two keys have no order."""
+    """Directories sorted by their keys, or unsorted without keys; raises ``RequestError`` if two keys have no order."""
 
     def order(left: str, right: str) -> int:
         relation = compared(keys[left], keys[right])

@@ -1,4 +1,4 @@
-"""Texts: of exceptions and tracebacks, for a terminal, of numbers and names, and the end of a file."""
+"""Texts of exceptions, numbers and names, printable texts, and the end of a file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def utc_now() -> str:
 
 
 def printable(text: str) -> str:
-    """A text that does nothing to a terminal but be shown."""
+    """A text whose characters are all harmless to a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -67,7 +67,7 @@ _ENDS = re.compile(
 
 
 def native_function(frames: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """The C function that is at fault, and its library's file name; empty texts where none has a name.
+    """The C function that is at fault, and the file name of its library; empty texts if none has a name.
 
     It is the first outside of the C library and the interpreter, else the innermost that does not end the process.
     ``frames``: name and library of each, innermost first.
@@ -156,7 +156,7 @@ INLINE_PREFIX = "uv:"
 
 
 def environment_label(name: str) -> str:
-    """The name of an environment in those of cells: ``numpy==1.26+scipy`` of ``uv:numpy==1.26 scipy``."""
+    """The name of an environment in names of cells: ``numpy==1.26+scipy`` for ``uv:numpy==1.26 scipy``."""
     if not name.startswith(INLINE_PREFIX):
         return name
     return "+".join(os.path.basename(word.rstrip("/")) for word in name.removeprefix(INLINE_PREFIX).split())

@@ -82,12 +82,12 @@ class StaticEnv:
     modules: ModuleCount | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """What is not of one process, as JSON-able data."""
+        """The parts that are not specific to one process, as JSON-able data."""
         return {name: value for name, value in vars(self).items() if name != "modules"}
 
     @classmethod
     def of_this_process(cls, plain: Mapping[str, Any]) -> StaticEnv:
-        """What another process has found, as ``to_plain`` returns it, with the modules of this one."""
+        """Combine another process's facts, as ``to_plain`` returns them, with the modules of this process."""
         return refreshed(cls(**{**plain, "reasons": tuple(plain["reasons"])}))
 
 

@@ -30,7 +30,7 @@ _SIMD = (
     *("asimd", "sve", "sve2", "bf16", "i8mm"),
 )
 
-#: Each is found out by itself, so that none takes another with it.
+#: Each fact is determined by itself, so that one failure does not lose the others.
 _GUARDED = (
     *("kernel_command_line", "os_release", "libc", "cpu_cores", "cpu_frequency", "numa_nodes", "numa_balancing"),
     *("transparent_huge_pages", "memory_total_bytes", "swap_total_bytes"),
@@ -57,7 +57,7 @@ _CGROUP_ID = re.compile(r"([0-9a-f]{64})")
 
 
 def host(guard: Guard, root: Path = Path("/")) -> Facts:
-    """The machine; of ``cpu_frequency``, virtual machines have nothing.
+    """The machine; ``cpu_frequency`` is empty on virtual machines.
 
     ``governors`` are those in use, ``max_mhz`` is of the fastest processor, ``limit_mhz`` the lowest limit that is set
     for any, ``boost`` whether it may clock higher than its nominal frequency.

@@ -70,12 +70,12 @@ class _Linked(ctypes.Structure):
 _libc = ctypes.CDLL(None)
 _LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Linked), ctypes.c_size_t, ctypes.c_void_p)
 
-#: Folders of the libraries when the maps were last read, how they were, and what there was.
+#: Folders of the libraries when the maps were last read, their state at that time, and the libraries.
 _noted: tuple[list[str], list[int], Facts] | None = None
 
 
 def _changes(folders: list[str]) -> list[int]:
-    """What is another list when a library has been loaded, unloaded, or replaced on the disk."""
+    """A list that differs once a library has been loaded, unloaded, or replaced on the disk."""
     counts: list[int] = []
     for folder in folders:
         counts.append(os.stat(folder).st_mtime_ns)
@@ -89,7 +89,7 @@ def _changes(folders: list[str]) -> list[int]:
 
 
 def libraries() -> Facts:
-    """What is mapped; forks of this process that load nothing need not read their maps for it."""
+    """The mapped libraries; forks of this process that load nothing need not read their maps again."""
     global _noted
     with contextlib.suppress(OSError):
         if _noted is not None and _changes(_noted[0]) == _noted[1]:
@@ -127,7 +127,7 @@ class ModuleCount:
 
 
 def imported_since(before: ModuleCount) -> list[str] | None:
-    """Names that ``sys.modules``, which keeps their order, has got since; ``None`` where some have gone as well."""
+    """Names that were added to ``sys.modules`` since, in their order; ``None`` if others were removed."""
     added = len(sys.modules) - before.size
     if added < 0:
         return None
@@ -148,7 +148,7 @@ def file_of(module: object) -> str | None:
 
 
 def children_now() -> tuple[int, frozenset[int]]:
-    """What differs once a child has been started or has ended: the page faults of all that have, and who runs.
+    """Values that differ once a child has started or ended: page faults of ended children, and running children.
 
     Every process has page faults.
     """
@@ -168,16 +168,16 @@ def children_now() -> tuple[int, frozenset[int]]:
 #: Seconds that a search may take: in a torch for CPUs about one for each name, once per installation.
 PATIENCE = 5.0
 
-#: Of the time until the deadline, the share that a search may take.
+#: Largest fraction of the time until the deadline that a search may take.
 _SHARE = 0.25
 
 #: Files that are recorded by name, for each variable.
 _MOST_LABELS = 4
 
-#: Bytes of a library from which the answer about it alone is kept: other cells have other libraries beside it.
+#: Size in bytes from which the answer about a single library is cached: other cells load it beside other libraries.
 _LARGE = 2**20
 
-#: Answers in the user's cache before the older half of them is removed; one has some hundred bytes.
+#: Number of cached answers, some hundred bytes each, before the older half of them is removed.
 _MOST_KEPT = 2000
 
 #: Bytes that are searched between two looks at the clock.
@@ -186,7 +186,7 @@ _CHUNK = 16 * 2**20
 #: Characters of the names of variables, each as one byte.
 _IN_NAMES = frozenset(re.findall(rb"[A-Z0-9_]", bytes(range(128))))
 
-#: Names in our own sources are those that others read.
+#: Sources of this package: they list names that other code reads.
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 
 #: Under this name, an answer lists what could not be searched.

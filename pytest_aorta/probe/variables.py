@@ -107,17 +107,17 @@ NAMES = words(
 """Single names outside the families: ranks, numerics, and what decides which libraries and allocator are loaded."""
 
 
-#: Set by what starts processes, for each job or each process: places, and no settings.
+#: Variables that launchers set for each job or process: they say where it runs, and are no settings.
 _PLACES = words("SLURM PET TORCHELASTIC RANK LOCAL ROLE GROUP WORLD MASTER OMPI")
 
-#: Which devices these show is a place, and how many a setting.
+#: Variables with lists of devices: which ones says where a process runs, how many is a setting.
 _VISIBLE_DEVICES = words("CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES")
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of ``recorded_variables`` that are equal in all jobs and processes which are to do the same.
+    """The ``recorded_variables`` that are equal in all jobs and processes that do the same.
 
-    Of variables with a list of devices, the number of them.
+    A list of devices is replaced by the number of devices.
     """
     settings = {}
     for name, value in recorded_variables(environ).items():

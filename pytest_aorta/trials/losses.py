@@ -42,7 +42,8 @@ def is_in_doubt(record: Mapping[str, Any]) -> bool:
 def settled(record: Mapping[str, Any], why: str | None, *, name: str = "") -> dict[str, Any]:
     """The record with its doubt settled.
 
-    ``why``: what has ended the run, and the trial with it; ``None`` if the trial has failed by itself.
+    ``why``: what has ended the run, and the trial with it; ``None`` if the trial has failed by itself. Then ``name``,
+    the cause as the scheduler names it, is put before the message.
     """
     failure = {**record["failure"], "in_doubt": None}
     if why is not None:
