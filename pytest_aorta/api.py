@@ -14,7 +14,7 @@ import pytest_aorta.settings as valid
 from pytest_aorta.plan import Selection, check_variables, hosts_of, make_plan
 from pytest_aorta.registry import Registry
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trial_runner import TrialRunner, check_resources, check_results
+from pytest_aorta.trial_runner import Runner, check_resources, check_results
 from pytest_aorta.trials.execution import ElasticOptions, Execution, Limits, Resources, automatic_slots, elastic_options
 from pytest_aorta.workspace.trial_store import KEPT_RECORDS
 
@@ -171,7 +171,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     )
     plan = make_plan(selection, Registry.load(selection.registry_files))
     check_resources(selection, _spelled)
-    runner = TrialRunner(selection, request.results_dir)
+    runner = Runner(selection, request.results_dir)
     runner.add_plan(plan)
     planned = [(spec, plan.paths(spec)) for spec in plan.trials]
     records = []

@@ -29,7 +29,7 @@ from pytest_aorta.settings import (
     is_variable,
 )
 from pytest_aorta.triage import Stop, TriageSettings
-from pytest_aorta.trials.command_line import COMMAND_TARGET, distinct_names, words_of
+from pytest_aorta.trials.command_line import COMMAND_TARGET, command_words, distinct_names
 from pytest_aorta.trials.execution import (
     LAUNCHER_OWNED,
     Execution,
@@ -357,7 +357,7 @@ def make_plan(selection: Selection, registry: Registry) -> Plan:
 
 
 def entries_of(selection: Selection, registry: Registry) -> list[WorkloadEntry]:
-    names = distinct_names([words_of(command) for command in selection.commands])
+    names = distinct_names([command_words(command) for command in selection.commands])
     return [
         *map(registry.workload, selection.workloads),
         *(

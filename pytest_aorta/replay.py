@@ -1,4 +1,4 @@
-"""Trials that are run again from their records: files to specs."""
+"""Runs trials again from their records: reads trial files into specs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, TrialR
 from pytest_aorta.trials.spec import IMPORTED_LATER, Origin, TrialSpec, differences, parts_of
 from pytest_aorta.workspace.paths import REPLAY, TrialPaths
 
-#: What is compared: not what depends on slots, or on how far the trial came.
+#: Parts of the snapshot that are compared; the others depend on slots, or on how far the trial came.
 _SECTIONS = {
     *("accelerator", "torch", "packages", "python", "env_vars", "host", "runtime_context", "compilers", "git"),
     *(FILES, IMPORTED_LATER),
 }
 
-#: Parts of the fingerprint that records have nowhere else.
+#: Compared parts of the fingerprint, which records have nowhere else.
 _PARTS = ("config", "imposed", "cpus", "nproc", "preload", "cwd")
 
 #: Variables that a launcher sets anew for every trial.
@@ -45,7 +45,7 @@ _LONGEST = 60
 
 
 def changes(then: TrialResult, now: TrialResult) -> list[str]:
-    """One line for each thing that is another one: host, interpreter, packages, code, variables, seeds."""
+    """One line for each difference in host, interpreter, packages, code, variables or seeds."""
     lines: list[str] = []
     pairs: list[tuple[str, Any, Any, str]] = [("host", then.host, now.host, "none")]
     overlaid = {*_OF_A_LAUNCH, *NAMES}
@@ -64,8 +64,8 @@ def changes(then: TrialResult, now: TrialResult) -> list[str]:
     has_snapshot = bool(then.env.get("python"))
     if has_snapshot and now.env.get("python"):  # else one of them did not get as far as its snapshot
         environments = Environments(), Environments()
-        for record, found in zip((then, now), environments, strict=True):
-            found.add(record.to_dict())
+        for record, environment in zip((then, now), environments, strict=True):
+            environment.add(record.to_dict())
         others = differences_of_environments(*environments)
         lines += [str(each) for each in others if each.fact.section in _SECTIONS and each.fact.name not in overlaid]
     if then.seeds is None and not any(rank.seeds for rank in then.ranks):
@@ -91,12 +91,12 @@ _TRIAL_FILE = re.compile(r"trial_\d+\.json")
 
 
 class ReplayError(ValueError):
-    """A record that cannot be replayed; the message names its file."""
+    """A record cannot be replayed; the message names its file."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A trial that is run again, from the record in a file."""
+    """A trial to run again from the record in a file."""
 
     file: Path
     record: TrialResult
@@ -118,13 +118,13 @@ class Replay:
 
     @property
     def paths(self) -> TrialPaths:
-        """Beside the results of other trials, so that the record that it is run from stays where it is."""
+        """Paths beside the results of other trials, so that the original record stays."""
         cell = identifier(self.spec.cell) + self._suffix
         folder = PurePosixPath(self.folder, identifier(self.spec.workload.name), cell)
         return TrialPaths(folder / f"trial_{self.spec.trial_index}.json")
 
     def paths_of(self, _: TrialSpec) -> TrialPaths:
-        """As of a plan, for the only trial that there is."""
+        """The paths of its only trial, as a plan gives them."""
         return self.paths
 
     @property
@@ -133,7 +133,7 @@ class Replay:
         return [name for name, value in _request(self.record).overlay.items() if value == REDACTED]
 
     def compared(self, now: TrialResult) -> TrialResult:
-        """The record of the replay, with what differs from the one that it was run from."""
+        """The record of the replay, with the differences from the original one added."""
         then = self.record
         replay_of = ReplayOf(
             file=str(self.file),
@@ -146,17 +146,17 @@ class Replay:
 
 
 def find_replays(files: Iterable[Path], variables: Mapping[str, str], hosts: tuple[str, ...] = ()) -> list[Replay]:
-    """The replays of all records in ``files``, and in those of them that are folders.
+    """The replays of all records in ``files``, which may be folders.
 
-    ``variables``: values of those that records do not have, because they are secrets. ``hosts``: execnet
-    specifications, where the trials are to run on others. Raises ``ReplayError`` with all problems, one per line.
+    ``variables``: values of secrets, which records do not have. ``hosts``: execnet specifications of other hosts to run
+    on. Raises ``ReplayError`` with all problems, one per line.
     """
-    found: dict[Path, TrialResult] = {}
+    by_file: dict[Path, TrialResult] = {}
     problems = []
     for given in files:
         try:
             if not given.is_dir():
-                found[given.absolute()] = read_record(given)
+                by_file[given.absolute()] = read_record(given)
                 continue
             below = [file for file in sorted(given.rglob("trial_*.json")) if _TRIAL_FILE.fullmatch(file.name)]
             visible = [file for file in below if not any(it.startswith(".") for it in file.relative_to(given).parts)]
@@ -164,12 +164,12 @@ def find_replays(files: Iterable[Path], variables: Mapping[str, str], hosts: tup
             chosen = {file: record for file, record in records.items() if record.replay_of is None}
             if not chosen:
                 raise ReplayError(f"{given}: there is no trial file in this folder")
-            found.update(chosen)
+            by_file.update(chosen)
         except ReplayError as error:
             problems.append(str(error))
     replays: list[Replay] = []
     names: Counter[str] = Counter()
-    for file, record in found.items():
+    for file, record in by_file.items():
         try:
             spec = spec_of(record, variables, hosts)
         except ReplayError as error:
@@ -183,7 +183,7 @@ def find_replays(files: Iterable[Path], variables: Mapping[str, str], hosts: tup
 
 
 def read_record(file: Path) -> TrialResult:
-    """The record in a file; raises ``ReplayError`` where it is none, or has no request."""
+    """The record in a file; raises ``ReplayError`` if it is not a record, or has no request."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -20,27 +20,28 @@ from pytest_aorta.launch.launch_mode import (
 )
 from pytest_aorta.plan import Plan, PlanError, Selection
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trials.command_line import tells_what_it_reads, words_of
+from pytest_aorta.trials.command_line import command_words, tells_what_it_reads
 from pytest_aorta.trials.spec import IMPORTED_LATER, UNKNOWN, changed_files, differences, fingerprint, parts_of
 from pytest_aorta.workspace.trial_store import TrialStore, stamp
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.engine import ResumedTrial, RunningTrial, SlotTrial, TrialEngine
+    from pytest_aorta.launch.engine import SlotEngine
     from pytest_aorta.launch.environment import PreparedCell
     from pytest_aorta.launch.host.folders import TemporaryFolders
+    from pytest_aorta.launch.job import TrialJob
     from pytest_aorta.trials.execution import Execution
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
 
-#: How the user has spelled an option and its value.
+#: Spells an option and its value as the user has.
 Spelling = Callable[[str, object], str]
 
-#: torchrun has no option for these; its ranks are fresh interpreters.
+#: Options that torchrun does not have; its ranks are fresh interpreters.
 _NOT_OF_TORCHRUN = ("exit_barrier_timeout", "node_rank", "start_method")
 
 
-class TrialRunner:
+class Runner:
     """Checks, finds and starts trials. Thread-safe.
 
     Args:
@@ -55,7 +56,7 @@ class TrialRunner:
         results: Path,
         run: str | None = None,
         before_use: Callable[[], None] = lambda: None,
-        on_start: Callable[[SlotTrial, TrialPaths], object] = lambda trial, paths: None,
+        on_start: Callable[[TrialJob, TrialPaths], object] = lambda job, paths: None,
     ) -> None:
         kind, number = process_rank(selection.execution.elastic, selection.resources.hosts)
         self.selection = selection
@@ -63,14 +64,14 @@ class TrialRunner:
         self.plans: list[Plan] = []
         self._before_use = before_use
         self._on_start = on_start
-        #: Trials that were started in this run; one that is run again, as some plugins do, is not found but run.
+        #: Trials that were started in this run: a plugin may run one again, and then no earlier result stands for it.
         self._started: set[TrialPaths] = set()
         self._lock = threading.Lock()
-        self._engine: TrialEngine | None = None
+        self._engine: SlotEngine | None = None
         self._folders: TemporaryFolders | None = None
 
     def add_plan(self, plan: Plan) -> None:
-        """Add a plan; raises ``PlanError`` where two workloads of one name would have one place for results."""
+        """Add a plan; raises ``PlanError`` if two workloads of one name would share a results folder."""
         known = {spec.workload.name: spec.workload for other in self.plans for spec in other.trials}
         for spec in plan.trials:
             other = known.get(spec.workload.name)
@@ -83,15 +84,15 @@ class TrialRunner:
             self.plans.append(plan)
 
     @property
-    def engine(self) -> TrialEngine:
+    def engine(self) -> SlotEngine:
         self._before_use()
         with self._lock:
             if self._engine is None:
                 with SIGINT_HELD:
-                    from pytest_aorta.launch.engine import TrialEngine
+                    from pytest_aorta.launch.engine import SlotEngine
 
                 elastic, resources = self.selection.execution.elastic, self.selection.resources
-                self._engine = TrialEngine(
+                self._engine = SlotEngine(
                     resources=resources,
                     grace=self.selection.limits.grace,
                     results=self.store.results,
@@ -104,12 +105,12 @@ class TrialRunner:
     def check(
         self, spec: TrialSpec, timeout: float | None = None, patience: float | None = None
     ) -> PreparedCell | None:
-        """Prepare a cell; ``None`` where it cannot be prepared, which is then in the record of each trial.
+        """Prepare a cell; returns ``None`` if it cannot be prepared, which each trial then records.
 
-        ``timeout`` and ``patience``: as of ``TrialEngine.check``.
+        ``timeout`` and ``patience``: as for ``SlotEngine.check``.
 
         Raises:
-            ConfigError, LaunchModeError, EngineUnusable: what would prevent every trial, as ``TrialEngine.check``.
+            ConfigError, LaunchModeError, EngineUnusable: what would prevent every trial, as ``SlotEngine.check``.
         """
         if spec.execution.isolation == "none":
             from pytest_aorta.launch.inprocess import check_here
@@ -117,14 +118,14 @@ class TrialRunner:
             return check_here(spec)
         return self.engine.check(spec, timeout, patience)
 
-    def find(self, spec: TrialSpec, paths: TrialPaths, timeout: float | None = None) -> ResumedTrial | None:
-        """With ``--aorta-resume``, the trial as an earlier run has seen it, where that was of the same request.
+    def find(self, spec: TrialSpec, paths: TrialPaths, timeout: float | None = None) -> TrialJob | None:
+        """With ``--aorta-resume``, the trial with its earlier result, if that is of the same request; else ``None``.
 
         ``timeout``: as of ``check``.
         """
         if not self.selection.resume or paths in self._started:
             return None
-        from pytest_aorta.launch.engine import ResumedTrial
+        from pytest_aorta.launch.job import TrialJob
 
         since = self.selection.since
 
@@ -132,7 +133,7 @@ class TrialRunner:
             return [_OLD] if (record.started_at or "") < since else self._changes(spec, paths, record, timeout)
 
         record = self.store.kept(paths, changes)
-        return None if record is None else ResumedTrial(spec, record)
+        return None if record is None else TrialJob.of_earlier_run(spec, self.store.artifacts(paths), record)
 
     def _changes(self, spec: TrialSpec, paths: TrialPaths, record: TrialResult, timeout: float | None) -> list[str]:
         try:
@@ -149,7 +150,7 @@ class TrialRunner:
             return versions if listing.get("digest") == digest else self.store.packages(digest)
 
         def concerning(changed: Collection[str]) -> Collection[str]:
-            """Of what has been installed or removed since, what the trials of the cell have imported."""
+            """The changed distributions that the trials of the cell have imported."""
             from pytest_aorta.trials.installed import concerned, site_packages
 
             modules, venv = self.store.imported_modules(paths), spec.environment.venv
@@ -169,19 +170,19 @@ class TrialRunner:
 
     def start(
         self, spec: TrialSpec, paths: TrialPaths, deadline: float | None = None, *, urgent: bool = True
-    ) -> RunningTrial:
+    ) -> TrialJob:
         """Start a trial; an ``urgent`` one comes before those that wait for a slot. An earlier result is retired."""
         self._started.add(paths)
         if spec.execution.isolation == "none":
-            from pytest_aorta.launch.inprocess import InProcessTrial
+            from pytest_aorta.launch.inprocess import JobInProcess
 
             self.store.retire(paths)
             folder, workers = self.store.artifacts(paths), self.selection.resources.workers
-            return InProcessTrial(spec, folder, self._temporary(), workers)
+            return JobInProcess(spec, folder, self._temporary(), workers)
 
-        def begin(trial: SlotTrial) -> None:
+        def begin(job: TrialJob) -> None:
             self.store.retire(paths)
-            self._on_start(trial, paths)
+            self._on_start(job, paths)
 
         return self.engine.launch(
             spec,
@@ -215,15 +216,15 @@ class TrialRunner:
             self._engine.close()
 
 
-#: Why a result is not kept where there is to be a new run.
+#: Why a result is not kept if the user asks for a new run.
 _OLD = "it is of an earlier run"
 
 
 def _cannot_be_known(spec: TrialSpec, config: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
-    """Why it is not known what the result of a command depends on; empty where it is."""
+    """Why it is not known on which files the result of a command depends; empty if it is known."""
     if not is_command(spec.workload.target) or config.get("depends") or earlier.get(IMPORTED_LATER):
         return ""
-    words = words_of(config["command"])
+    words = command_words(config["command"])
     if tells_what_it_reads(words):
         return ""
     return f"what {words[0]!r} reads is not known; --aorta-depends PATH says which files its result depends on"
@@ -239,11 +240,11 @@ def _code_identity(plans: list[Plan]) -> Mapping[str, str]:
             files[str(Path(where).absolute())] = Path(where).absolute()
             continue
         top = where.partition(".")[0]
-        found = importlib.util.find_spec(top)
-        if found is not None and found.submodule_search_locations:
+        module = importlib.util.find_spec(top)
+        if module is not None and module.submodule_search_locations:
             files |= package_files(top)
-        elif found is not None and found.origin:
-            files[str(found.origin)] = Path(found.origin)
+        elif module is not None and module.origin:
+            files[str(module.origin)] = Path(module.origin)
     return code_identity(files)
 
 
@@ -274,9 +275,9 @@ def check_elastic(execution: Execution, spell: Spelling) -> None:
 
 
 def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = False) -> None:
-    """Refuse devices that are not there or cannot be leased, and trials side by side where that cannot be.
+    """Refuse devices that do not exist or cannot be leased, and options for parallel trials that exclude each other.
 
-    ``spell``: for messages. ``parallel``: whether several processes start trials, as with ``-n``.
+    ``spell``: spells options in messages. ``parallel``: whether several processes start trials, as with ``-n``.
     """
     from pytest_aorta.runtime.resources.devices import choose_devices, devices_text, find_devices
     from pytest_aorta.runtime.resources.leases import LeaseError, Leases
@@ -318,9 +319,9 @@ def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = F
 
 
 def check_results(selection: Selection, results: Path, source: str) -> None:
-    """Make the results directory, or say why it cannot be used; ``source``: where the user has given it.
+    """Make the results directory; ``source``: where the user has named it.
 
-    Raises ``RequestError`` also where other tasks of SLURM run the same trials there.
+    Raises ``RequestError`` if it cannot be used, or if other tasks of SLURM write the same trials there.
     """
     check_tasks(selection.results_dir, selection.execution.elastic)
     try:

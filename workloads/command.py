@@ -21,6 +21,7 @@ from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
 from pytest_aorta.trials.command_line import (
     CommandNotFound,
     checked_command,
+    command_words,
     files_in,
     fill_in,
     is_python,
@@ -32,7 +33,6 @@ from pytest_aorta.trials.command_line import (
     runnable,
     script_of,
     takes_hash_seed,
-    words_of,
 )
 from pytest_aorta.trials.execution import HASH_SEED, TRIAL_DIR, TRIAL_SEED, start_folder
 from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, checked_metric, checked_regex
@@ -106,7 +106,7 @@ class Command(Workload):
             CommandNotFound: there is no such program, or no such script.
             OSError: it cannot be started.
         """
-        words = words_of(self.config.command)
+        words = command_words(self.config.command)
         start = located(fill_in(words, os.environ))
         problem = program_not_found(start, os.environ.get("PATH", os.defpath))
         if problem is not None:
@@ -176,12 +176,12 @@ class Command(Workload):
     def data_files(cls, config: Config) -> list[str]:
         """The scripts and configurations that it names, and what ``depends`` does."""
         given = [config.stdin] if config.stdin else []
-        return [*files_in(words_of(config.command)), *given, *config.depends]
+        return [*files_in(command_words(config.command)), *given, *config.depends]
 
     @classmethod
     def aorta_description(cls, config: Config) -> dict[str, Any]:
         """What differs from other workloads: its source file is the script, and its interpreter may be another one."""
-        words = words_of(config.command)
+        words = command_words(config.command)
         script = script_of(words)
         python = shutil.which(words[0]) if is_python(words[0]) else None
         is_ours = python is None or os.path.dirname(python) == os.path.dirname(sys.executable)

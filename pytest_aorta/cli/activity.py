@@ -15,6 +15,7 @@ from typing import NamedTuple
 import psutil
 
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches, request_stacks
+from pytest_aorta.trials.tracebacks import Frame, threads_in
 
 #: Of a core, and bytes per second, below which nothing is computed, read or written.
 _IDLE, _STILL = 0.05, 10_000
@@ -28,8 +29,6 @@ _PATIENCE, _PIECE = 3.0, 0.2
 #: Characters of a line of source that are shown.
 _SHOWN = 50
 
-_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
-
 #: Files of the interpreter, of what is installed, and of this package.
 _OF_OTHERS = re.compile(r"<|.*/(?:site-packages|dist-packages|lib/python3\.\d+|pytest_aorta)/")
 
@@ -37,20 +36,14 @@ _OF_OTHERS = re.compile(r"<|.*/(?:site-packages|dist-packages|lib/python3\.\d+|p
 _WAITS_FOR_THREADS = {"join", "_shutdown", "_wait_for_tstate_lock"}
 
 
-class Frame(NamedTuple):
-    file: str
-    line: int
-    function: str
+def _is_of_others(frame: Frame) -> bool:
+    return _OF_OTHERS.match(frame.file) is not None
 
-    @property
-    def is_of_others(self) -> bool:
-        return _OF_OTHERS.match(self.file) is not None
 
-    @property
-    def name(self) -> str:
-        """Module and function, as they are called: ``queue.get``."""
-        path = Path(self.file)
-        return f"{path.parent.name if path.stem == '__init__' else path.stem}.{self.function}"
+def _call_in(frame: Frame) -> str:
+    """Module and function, as they are called: ``queue.get``."""
+    path = Path(frame.file)
+    return f"{path.parent.name if path.stem == '__init__' else path.stem}.{frame.name}"
 
 
 def place_in(stacks: str) -> str:
@@ -59,35 +52,31 @@ def place_in(stacks: str) -> str:
     That is the innermost line of the user's own code, and what it calls. A thread that waits for other threads says
     less than those.
     """
-    threads = [
-        [Frame(each["file"], int(each["line"]), each["function"]) for each in _FRAME.finditer(part)]
-        for part in re.split(r"^(?:Current thread|Thread) 0x", stacks, flags=re.MULTILINE)
-    ]
-    threads = [frames for frames in threads if frames]
+    threads = [frames for frames in threads_in(stacks) if frames]
 
     def says(frames: list[Frame]) -> tuple[bool, bool]:
-        waits = frames[0].function in _WAITS_FOR_THREADS and frames[0].file.endswith("threading.py")
-        return not waits, any(not frame.is_of_others for frame in frames)
+        waits = frames[0].name in _WAITS_FOR_THREADS and frames[0].file.endswith("threading.py")
+        return not waits, any(not _is_of_others(frame) for frame in frames)
 
     if not threads:
         return ""
     frames = max(reversed(threads), key=says)  # the main thread is the last one
-    own = next((number for number, frame in enumerate(frames) if not frame.is_of_others), None)
+    own = next((number for number, frame in enumerate(frames) if not _is_of_others(frame)), None)
     if own is None:
         packages = [
             re.split(r"(?:site|dist)-packages/", frame.file)[-1] for frame in frames if "packages/" in frame.file
         ]
         if packages and any("importlib" in frame.file for frame in frames):
             return f"in import {packages[-1].partition('/')[0].removesuffix('.py')}"
-        return f"in {frames[0].name}"
+        return f"in {_call_in(frames[0])}"
     frame, source = frames[own], linecache.getline(frames[own].file, frames[own].line).strip()
     where = f"{os.path.basename(frame.file)}:{frame.line}"
     called = frames[own - 1] if own else None
     if called is not None and "importlib" in called.file:
         return f"in {source or f'an import at {where}'}"
     if called is not None:
-        return f"in {called.name} at {where}"
-    return f"in {source if 0 < len(source) <= _SHOWN else frame.function} at {where}"
+        return f"in {_call_in(called)} at {where}"
+    return f"in {source if 0 < len(source) <= _SHOWN else frame.name} at {where}"
 
 
 class _Sample(NamedTuple):
@@ -159,7 +148,7 @@ class Activity:
             time.sleep(_BETWEEN)
             # Any thread may be the one that answers, and is called the current one.
             after = {pid: _stacks_of(pid, listening[pid]) for pid in before}
-            is_same = all(_FRAME.findall(before[pid]) == _FRAME.findall(after[pid]) for pid in before)
+            is_same = all(threads_in(before[pid]) == threads_in(after[pid]) for pid in before)
             # The program itself is the first; where it computes, the one that does most of it.
             busiest = max(before, key=lambda pid: self._used.get(pid, 0.0))
             place = place_in(before[busiest if share > _IDLE else next(iter(before))])

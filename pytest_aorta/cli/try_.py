@@ -37,7 +37,7 @@ from pytest_aorta.triage.facts import judged_together
 from pytest_aorta.triage.power import smallest_fault
 from pytest_aorta.triage.rates import rate_below, wilson
 from pytest_aorta.triage.reading import RecordedTrial, Results
-from pytest_aorta.trials.command_line import checked_command, files_in, launcher_in, program_not_found, words_of
+from pytest_aorta.trials.command_line import checked_command, command_words, files_in, launcher_in, program_not_found
 from pytest_aorta.trials.lines import plain_line
 from pytest_aorta.trials.readers import guessed_options
 
@@ -135,7 +135,7 @@ def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None, s
     """pytest-aorta try -- python train.py --steps 40. Ctrl-C ends the looking, and keeps what was seen."""
     command = words[0] if len(words) == 1 and " " in words[0] else shlex.join(words)
     _checked("the command", checked_command, command)
-    if problem := program_not_found(words_of(command), os.environ.get("PATH", os.defpath)):
+    if problem := program_not_found(command_words(command), os.environ.get("PATH", os.defpath)):
         raise RequestError(f"the command {shown_command(command)}: {problem}")
     limits = _checked("--time", seconds, looking), _checked("--timeout", seconds, timeout) if timeout else None
     if stdin is not None and not os.path.isfile(stdin):
@@ -297,7 +297,7 @@ class _Look:
         records = [trial.record for trial in self.trials]
         if self.launcher or any(record.get("ranks") for record in records):
             self.parts.add("ranks")
-        scripts = [file for file in files_in(words_of(self.command)) if file.endswith(".py")]
+        scripts = [file for file in files_in(command_words(self.command)) if file.endswith(".py")]
         imports = (line for file in scripts for line in _IMPORTS.findall(Path(file).read_text(errors="replace")))
         imported = set(re.findall(r"\w+", " ".join(imports)))
         has_torch = imported & _TORCH or any((record["env"].get("end") or {}).get("torch") for record in records)

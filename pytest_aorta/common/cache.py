@@ -1,4 +1,4 @@
-"""The user's cache folder: what can be made again, for all projects."""
+"""The user's cache folder, shared by all projects; its content can be made again."""
 
 from __future__ import annotations
 

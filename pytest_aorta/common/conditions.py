@@ -1,4 +1,4 @@
-"""JSON pointers into values of directories and trials, and conditions on what they lead to: ``/config/lr<0.1``."""
+"""JSON pointers into values of directories and trials, and conditions on their elements: ``/config/lr<0.1``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _Unit = TypeVar("_Unit")
 
 
 def check_pointer(pointer: str) -> str:
-    """The pointer itself (RFC 6901); raises ``ValueError`` where it is none."""
+    """Check a JSON pointer (RFC 6901) and return it; raises ``ValueError`` if it is none."""
     try:
         JsonPointer(pointer)
     except JsonPointerException as error:
@@ -51,20 +51,20 @@ _pointer = lru_cache(JsonPointer)
 
 
 def element(value: Json, pointer: str, directory: str) -> Json:
-    """The element that a pointer leads to; raises ``RequestError`` with the directory's name where there is none."""
+    """The element at a pointer; raises ``RequestError`` with the directory's name if there is none."""
     parsed = _pointer(pointer)
     if len(parsed.parts) == 1 and type(value) is dict and parsed.parts[0] in value:  # of most, at a tenth of the time
         return value[parsed.parts[0]]
     try:
-        found: Json = parsed.resolve(value)
+        element: Json = parsed.resolve(value)
     except JsonPointerException:
         known = f"; its keys are {', '.join(sorted(value))}" if isinstance(value, dict) and value else ""
         raise RequestError(f"directory {directory!r} has no element {pointer!r} in its value{known}") from None
-    return found
+    return element
 
 
 def compared(left: Json, right: Json) -> int | None:
-    """-1, 0 or 1; ``None`` where two elements have no order: of different types or lengths, objects, NaN.
+    """-1, 0 or 1; ``None`` if two elements have no order: different types or lengths, objects, NaN.
 
     As in Row: numbers, texts, booleans and nulls compare with their like, arrays of one length element by element.
     """
@@ -88,26 +88,26 @@ def _sign(left: Any, right: Any) -> int:
 
 
 def is_met(value: Json, pointer: str, comparison: Operator, expected: Json, directory: str) -> bool:
-    """Whether a directory's value meets a condition; raises ``RequestError`` where it has no comparable element."""
-    found = element(value, pointer, directory)
-    order = compared(found, expected)
+    """Whether a directory's value meets a condition; raises ``RequestError`` if it has no comparable element."""
+    present = element(value, pointer, directory)
+    order = compared(present, expected)
     if order is None:
         raise RequestError(
-            f"{pointer!r} of directory {directory!r} is {found!r}, which cannot be compared with {expected!r}"
+            f"{pointer!r} of directory {directory!r} is {present!r}, which cannot be compared with {expected!r}"
         )
     return _OPERATORS[comparison](order, 0)
 
 
 def sorted_by(keys: Mapping[str, list[Json]]) -> list[str]:
-    """Directories by their keys, else as they are; raises ``RequestError`` where two keys have no order."""
+    """Directories sorted by their keys, or unsorted without keys; raises ``RequestError`` if two keys have no order."""
 
     def order(left: str, right: str) -> int:
-        found = compared(keys[left], keys[right])
-        if found is None:
+        relation = compared(keys[left], keys[right])
+        if relation is None:
             raise RequestError(
                 f"directories {left!r} and {right!r} cannot be sorted: {keys[left]!r} and {keys[right]!r} have no order"
             )
-        return found
+        return relation
 
     return sorted(keys, key=cmp_to_key(order))
 
@@ -124,18 +124,18 @@ class TypedCondition:
 
 def parse_condition(text: str) -> TypedCondition:
     """A condition; its value is JSON, or else a text. Raises ``ValueError`` with what would be valid."""
-    found = _TEXT.fullmatch(text)
-    if found is None:
+    match = _TEXT.fullmatch(text)
+    if match is None:
         raise ValueError(_EXPECTED)
     try:
-        pointer = check_pointer(found["pointer"])
+        pointer = check_pointer(match["pointer"])
     except ValueError as error:
         raise ValueError(f"{_EXPECTED} ({error})") from None
     try:
-        value = json.loads(found["value"])
+        value = json.loads(match["value"])
     except (ValueError, RecursionError):
-        value = found["value"]
-    return TypedCondition(text, pointer, cast(Operator, found["operator"]), value)
+        value = match["value"]
+    return TypedCondition(text, pointer, cast(Operator, match["operator"]), value)
 
 
 def selected(
@@ -165,22 +165,22 @@ def selected(
 def _why(condition: TypedCondition, values: Sequence[Json]) -> str:
     there = pointers(values)
     if condition.pointer in there:
-        found = json.dumps(there[condition.pointer])
-        return f"{condition.pointer} is {found} there, which cannot be compared with {json.dumps(condition.value)}"
+        present = json.dumps(there[condition.pointer])
+        return f"{condition.pointer} is {present} there, which cannot be compared with {json.dumps(condition.value)}"
     return f"no trial or directory has {condition.pointer}; there are {', '.join(there) or 'no elements'}"
 
 
 def pointers(values: Iterable[Json]) -> dict[str, Any]:
     """All pointers that lead to an element of any of these values, with the first such element."""
-    found: dict[str, Any] = {}
+    by_pointer: dict[str, Any] = {}
 
     def add(value: Json, pointer: str) -> None:
         if pointer:
-            found.setdefault(pointer, value)
+            by_pointer.setdefault(pointer, value)
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 add(inner, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}")
 
     for value in values:
         add(value, "")
-    return found
+    return by_pointer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def target_file(target: str) -> Path | None:
-    """The file that ``module:name`` or ``/path/file.py:name`` is in; ``None`` where it cannot be found."""
+    """The file of ``module:name`` or ``/path/file.py:name``; ``None`` if it cannot be found."""
     where = target.rpartition(":")[0]
     return Path(where) if where.endswith(".py") else module_file(where)
 

@@ -1,4 +1,4 @@
-"""Texts: of exceptions and tracebacks, for a terminal, of numbers and names, and the end of a file."""
+"""Texts of exceptions, numbers and names, printable texts, and the end of a file."""
 
 from __future__ import annotations
 
@@ -28,21 +28,6 @@ def describe_exception(error: BaseException) -> dict[str, str]:
     return {"type": type(error).__qualname__, "message": _bounded(message), "traceback": _bounded(text)}
 
 
-#: How torch raises in a parent what was raised in a worker (``torch._utils.ExceptionWrapper``).
-_OF_A_WORKER = re.compile(r"Caught \w+ (in .+)\.\nOriginal Traceback")
-_TRACEBACK, _RAISED = "Traceback (most recent call last):\n", re.compile(r"^[\w.]+: ", re.MULTILINE)
-
-
-def own_message(message: str) -> str:
-    """Of an exception of a worker, what it says: ``cannot identify image file (in DataLoader worker process 1)``.
-
-    torch raises such a one in the parent, with a message that begins with the place and ends with the exception.
-    """
-    wrapped = _OF_A_WORKER.match(message)
-    raised = None if wrapped is None else _RAISED.search(message, message.rfind(_TRACEBACK))
-    return message if wrapped is None or raised is None else f"{message[raised.end() :].strip()} ({wrapped[1]})"
-
-
 def _bounded(text: str) -> str:
     if len(text) <= _LIMIT:
         return text
@@ -60,7 +45,7 @@ def utc_now() -> str:
 
 
 def printable(text: str) -> str:
-    """A text that does nothing to a terminal but be shown."""
+    """A text whose characters are all harmless to a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -69,66 +54,6 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """The same without line breaks and runs of spaces, for a row of a table or a list."""
     return " ".join(printable(text).split())
-
-
-#: A line of faulthandler's that shows the runner and not the workload.
-_RUNNER_FRAME = re.compile(r'  File ".*/pytest_aorta/.*", line \d+ in ')
-
-
-def own_frames(traceback: Sequence[str]) -> list[str]:
-    """The lines of a traceback without the runner's own frames at its top."""
-    kept: list[str] = []
-    skipping = False
-    for line in traceback:
-        if line.startswith("  File "):
-            skipping = "/pytest_aorta/" in line
-        elif not line.startswith("    "):
-            skipping = False
-        if not skipping:
-            kept.append(line)
-    return kept
-
-
-def without_runner(lines: Iterable[str]) -> list[str]:
-    """Lines without the callers of the workload: in a stack, the runner's first frame and all below it."""
-    kept, below = [], False
-    for line in lines:
-        below = line.startswith("  File ") and (below or _RUNNER_FRAME.match(line) is not None)
-        if not below:
-            kept.append(line)
-    return kept
-
-
-#: Bytes of stacks that are looked at.
-_STACKS = 2**18
-
-#: In an excerpt of stacks: frames of each thread, and threads.
-_FRAMES, _THREADS = 4, 8
-
-_THREAD = re.compile(r"(Current thread|Thread) 0x")
-_START_OF_THREAD = re.compile(r'  File ".*/threading\.py", line \d+ in (run|_bootstrap|_bootstrap_inner)$')
-
-
-def stacks_excerpt(path: Path) -> list[str]:
-    """Of stacks that faulthandler has written: each thread's heading and its innermost frames, without the runner's."""
-    try:
-        with path.open("rb") as file:
-            text = printable(file.read(_STACKS).decode(errors="replace"))
-    except OSError:
-        return []
-    threads: list[list[str]] = []
-    for line in without_runner(text.split("\n")):
-        if _THREAD.match(line):
-            threads.append([line])
-        elif threads and line.startswith("  File ") and not _START_OF_THREAD.match(line):
-            threads[-1].append(line)
-    threads = [thread for thread in threads if len(thread) > 1]
-    kept = [
-        line
-        for thread in threads[:_THREADS]
-        for line in (*thread[: _FRAMES + 1], *_more(thread, _FRAMES + 1, "frames"))
-    ]
-    return [*kept, *_more(threads, _THREADS, "threads")]
 
 
 #: Libraries that are called for others, and the interpreter, which calls all; and functions by which a process ends.
@@ -142,7 +67,7 @@ _ENDS = re.compile(
 
 
 def native_function(frames: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """The C function that is at fault, and its library's file name; empty texts where none has a name.
+    """The C function that is at fault, and the file name of its library; empty texts if none has a name.
 
     It is the first outside of the C library and the interpreter, else the innermost that does not end the process.
     ``frames``: name and library of each, innermost first.
@@ -160,10 +85,6 @@ def native_function(frames: Iterable[tuple[str, str]]) -> tuple[str, str]:
     return innermost
 
 
-def _more(several: Sequence[object], shown: int, what: str) -> list[str]:
-    return [f"  ... {len(several) - shown} more {what}"] if len(several) > shown else []
-
-
 def format_ranges(numbers: Iterable[int]) -> str:
     """``{0, 1, 2, 5}`` as ``0-2,5``."""
     parts: list[str] = []
@@ -179,14 +100,14 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 def parse_ranges(text: str) -> list[range]:
     """``0-2,5`` as ``[range(0, 3), range(5, 6)]``: not joined; raises ``ValueError`` for anything else."""
-    found = []
+    ranges = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise ValueError(f"{part.strip()[:100]!r} is neither a number nor a range")
-        found.append(range(first, last + 1))
-    return found
+        ranges.append(range(first, last + 1))
+    return ranges
 
 
 def read_tail(path: Path, size: int) -> str:
@@ -238,7 +159,7 @@ COMMIT_PREFIX = "commit:"
 
 
 def environment_label(name: str) -> str:
-    """The name of an environment in those of cells: ``numpy==1.26+scipy`` of ``uv:numpy==1.26 scipy``."""
+    """The name of an environment in names of cells: ``numpy==1.26+scipy`` for ``uv:numpy==1.26 scipy``."""
     if name.startswith(COMMIT_PREFIX):
         return f"commit-{name.removeprefix(COMMIT_PREFIX).partition('@')[0]}"
     if not name.startswith(INLINE_PREFIX):

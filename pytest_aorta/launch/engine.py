@@ -6,10 +6,8 @@ cell.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -17,15 +15,13 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any
 
-from pytest_aorta.common.interrupts import PIECE, pieces
-from pytest_aorta.common.texts import utc_now
-from pytest_aorta.launch.environment import Inherited, PreparedCell, TrialOrder
-from pytest_aorta.launch.host.allocation import SlotJob
-from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
-from pytest_aorta.launch.host.trial_files import node_folder, report_unstarted
-from pytest_aorta.launch.host.trial_host import HostLost, Slot, TrialHost
+from pytest_aorta.common.interrupts import pieces
+from pytest_aorta.launch.environment import Inherited, PreparedCell
+from pytest_aorta.launch.host.local_host import LocalHost, Slot
+from pytest_aorta.launch.host.trial_files import node_folder
+from pytest_aorta.launch.job import TrialJob
 from pytest_aorta.launch.launch_mode import (
     EngineUnusable,
     LaunchModeError,
@@ -33,20 +29,10 @@ from pytest_aorta.launch.launch_mode import (
     free_port,
     is_multi_node,
     node_rank,
-    own_rank,
 )
-from pytest_aorta.launch.record import build_record, logs_in, request_of
-from pytest_aorta.runtime.resources.leases import LeaseCancelled
-from pytest_aorta.runtime.zygote import ZygoteUnwanted
 from pytest_aorta.trials.execution import GRACE, ElasticOptions, Resources
 from pytest_aorta.trials.loading import ConfigError
-from pytest_aorta.trials.outcome import HOST_DIED, NO_HOST, Observation, conclude, interruption, was_terminated
-from pytest_aorta.trials.records import Failure, Phase
-from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
-
-if TYPE_CHECKING:
-    from pytest_aorta.launch.inprocess import InProcessTrial
 
 #: Seconds beyond the grace that trials have to end when the engine is closed.
 _PATIENCE = 10.0
@@ -56,22 +42,23 @@ _PORT = 29400
 
 
 class JobPool:
-    """Runs jobs in the order in which they come, but that slots are balanced; urgent ones first. Thread-safe.
+    """Runs urgent jobs first and the others in their order, except where cells need balancing over slots. Thread-safe.
 
-    A thread lives as long as its slot has something to do: while nothing runs, there is none that a fork could miss.
+    A slot has a thread only while it has a job: while nothing runs, no thread of the pool can be lost in a fork.
     """
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._changed = threading.Condition()
         self._slots = slots
-        #: How often each cell came to each host and slot.
+        #: Number of jobs of each cell that each host and slot has taken.
         self._taken: Counter[tuple[object, ...]] = Counter()
-        self._waiting: list[SlotJob] = []
-        self._running: dict[Slot, SlotJob] = {}
+        self._waiting: list[TrialJob] = []
+        self._running: dict[Slot, TrialJob] = {}
         self._dead: dict[int, Exception] = {}
         self._closed = False
 
-    def submit(self, job: SlotJob) -> None:
+    def submit(self, job: TrialJob) -> None:
+        job.pool = self
         with self._changed:
             runs = not (self._closed or job.host in self._dead or len(self._dead) > self._slots[-1].number)
             if runs:
@@ -84,12 +71,12 @@ class JobPool:
         if not runs:
             job.give_up(next(iter(self._dead.values()), None))
 
-    def choose(self, waiting: Iterable[SlotJob], slot: Slot) -> SlotJob | None:
-        """Of jobs that wait, the one that a slot takes, so that each cell comes to each host and slot equally often.
+    def choose(self, waiting: Iterable[TrialJob], slot: Slot) -> TrialJob | None:
+        """Choose the waiting job that a slot takes, so that each host and slot runs equally many jobs of each cell.
 
-        Otherwise cells and slots, which have devices of their own, may fall into step: then a bad device looks like the
-        effect of a cell. It is the first, or one of another cell and about the same round, before the second of any
-        cell. An urgent one is passed by none.
+        Otherwise cells and slots may fall into step, and a bad device of one slot looks like the effect of a cell.
+        Candidates are the first job and those of other cells in about the same round, up to the second job of any cell.
+        No job overtakes an urgent one.
         """
         first = chosen = None
         cells, fewest = set(), (0, 0)
@@ -127,7 +114,7 @@ class JobPool:
             with self._changed:
                 more = self._take_next(slot)
 
-    def cancel(self, job: SlotJob, why: str) -> None:
+    def cancel(self, job: TrialJob, why: str) -> None:
         with self._changed:
             waited = job in self._waiting
             if waited:
@@ -145,7 +132,7 @@ class JobPool:
             job.give_up(error)
 
     def close(self, patience: float) -> bool:
-        """Cancel everything; whether all that ran has ended within ``patience`` seconds."""
+        """Cancel all jobs; return whether the running ones ended within ``patience`` seconds."""
         with self._changed:
             self._closed = True
             waiting, self._waiting = self._waiting, []
@@ -156,193 +143,6 @@ class JobPool:
             job.give_up()
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, patience)
-
-
-class SlotTrial(SlotJob):
-    """A trial that a slot runs. ``begin``, ``phase_ended``, ``warn`` and ``on_packages`` are called on its thread.
-
-    Attributes:
-        resumed: whether its result is that of an earlier run.
-        folder: for its artifacts.
-        others: the same trial on the other nodes, where it has several.
-        started: whether a slot has taken it.
-        place: the name of the slot, or of the host.
-        on_start: called just before it starts.
-        make_room: called before anything is put into the folder of a trial that could not start; whether it may be.
-    """
-
-    resumed = False
-
-    def __init__(self, order: TrialOrder, pool: JobPool) -> None:
-        super().__init__()
-        self.order = order
-        self.spec = order.spec
-        self.folder = order.folder
-        self.others: list[SlotTrial] = []
-        self.started = False
-        self.place = ""
-        self.on_start: Callable[[SlotTrial], object] = lambda trial: None
-        self.make_room: Callable[[], bool] = lambda: True
-        self._pool = pool
-        #: Phases that have ended, and whether well; events for those who wait for them.
-        self._ended: dict[str, bool] = {}
-        self._until = {"setup": threading.Event(), "run": threading.Event()}
-        self._over = threading.Event()
-        self._warnings: deque[str] = deque()
-        self._error: BaseException | None = None
-        self._submitted_at = utc_now()
-        self._record: TrialResult | None = None
-
-    # On the slot's thread
-
-    def run(self, slot: Slot) -> None:
-        if self._over.is_set():  # it was cancelled meanwhile
-            return
-        try:
-            slot.host.prepare(self.order, slot.index, self)
-            self.place = slot.name
-            self.on_start(self)
-            self.started = True
-            self._settle(slot.host.run(self.order, slot.index, self))
-        except HostLost as error:
-            if self.started:
-                self._settle(error=error)
-            else:
-                self.urgent = True
-                self._pool.submit(self)  # to another host
-        except BaseException as error:
-            self._settle(error=error)
-
-    def give_up(self, error: Exception | None = None) -> None:
-        self._settle(error=error)
-
-    def phase_ended(self, phase: Literal["setup", "run"], failed: bool) -> None:
-        self._ended[phase] = not failed
-        self._until[phase].set()
-
-    def warn(self, text: str) -> None:
-        self._warnings.append(text)
-
-    def _settle(self, record: TrialResult | None = None, error: BaseException | None = None) -> None:
-        self._record, self._error = record, error
-        for event in (self._over, *self._until.values()):
-            event.set()
-
-    # On that of the caller
-
-    def wait(self, phase: str) -> bool:
-        """Block until ``phase`` has ended, or the trial has; whether the phase has succeeded."""
-        while not self._until[phase].wait(PIECE):
-            pass
-        return self._ended.get(phase, False)
-
-    def got_through(self, phase: str) -> bool:
-        return self._ended.get(phase, False)
-
-    def failed(self) -> bool:
-        return self._over.is_set() or not all(self._ended.values())
-
-    def is_over(self) -> bool:
-        return self._over.is_set()
-
-    def take_warnings(self) -> list[str]:
-        taken = []
-        while self._warnings:
-            taken.append(self._warnings.popleft())
-        return taken
-
-    def interrupt(self, why: str) -> None:
-        """End it, wherever it is; without a result it is ``infrastructure_failed``."""
-        for trial in (self, *self.others):
-            self._pool.cancel(trial, why)
-
-    def finish(self) -> TrialResult:
-        """Block until its processes are gone; the record. Again: the same."""
-        while not self._over.wait(PIECE):
-            pass
-        if self._record is None:
-            self._record = self._build_lost()
-        for other in self.others:
-            if self._record.failure is not None:
-                other.interrupt("the first node has ended")
-        for other in self.others:
-            other.finish()
-        return self._record
-
-    def _phase(self) -> Phase:
-        if not self.started:
-            return "launch"
-        return "cleanup" if "run" in self._ended else "run" if "setup" in self._ended else "setup"
-
-    def _build_lost(self) -> TrialResult:
-        seen, has_logs = Observation(), self.started  # else what lies there is of an earlier run
-        error, why = self._error, self.cancelled.result() if self.cancelled.done() else "not wanted any more"
-        if error is None or isinstance(error, LeaseCancelled | ZygoteUnwanted):
-            seen.lost = interruption(self._phase(), why)
-        elif isinstance(error, HostLost):
-            what = HOST_DIED if self.started else NO_HOST
-            seen.lost = Failure(self._phase(), "exception", f"{what}{error}")
-        elif isinstance(error, START_FAILURES):
-            has_logs = has_logs or self.make_room()
-            see_start_failure(seen, error, self.spec.workload.target, self.folder if has_logs else None)
-        else:
-            trace = "".join(traceback.format_exception(error))
-            seen.lost = Failure(self._phase(), "exception", str(error), type(error).__name__, trace)
-        # A batch system sends its signals to all processes of a job.
-        if self.cancelled.done() and was_terminated(seen.lost):
-            seen.lost = interruption(self._phase(), why)
-        logs = logs_in(self.folder) if has_logs else {}
-        if isinstance(error, START_FAILURES) and own_rank() > 0 and (failure := conclude(seen)[1]) is not None:
-            with contextlib.suppress(OSError):
-                report_unstarted(self.folder, own_rank(), failure)
-        record = build_record(
-            self.spec,
-            seen,
-            started_at=self._submitted_at,
-            artifacts=logs,
-            stacks=logs.get("stacks"),
-            request=request_of(self.spec, self.order.inherited, timeout=self.order.timeout),
-        )
-        if isinstance(error, HostLost):  # this process is on another one
-            record = record.model_copy(update={"host": None})
-        return record
-
-
-class ResumedTrial:
-    """Ends every phase as the record has it; the record gets the name that the trial has in this plan."""
-
-    resumed = True
-    #: It never takes a slot.
-    started = False
-
-    def __init__(self, spec: TrialSpec, record: TrialResult) -> None:
-        self.spec = spec
-        self._record = record.model_copy(update={"trial_id": spec.trial_id})
-
-    def got_through(self, phase: str) -> bool:
-        record = self._record
-        # A rank may have failed in its setup while rank 0, whose phases count, was in its run.
-        failed_here = record.failure is not None and record.failure.phase == "setup" and "run" not in record.phases_sec
-        got_to_run = "setup" in record.phases_sec and not failed_here
-        return record.exit_status == "ok" or (phase == "setup" and got_to_run)
-
-    wait = got_through
-
-    def failed(self) -> bool:
-        return self._record.exit_status != "ok"
-
-    def interrupt(self, why: str) -> None:
-        """Nothing runs."""
-
-    def finish(self) -> TrialResult:
-        return self._record
-
-    def take_warnings(self) -> list[str]:
-        return []  # the earlier run has shown them
-
-
-#: A trial that was started, or need not run because an earlier run has its result.
-RunningTrial: TypeAlias = "SlotTrial | ResumedTrial | InProcessTrial"
 
 
 def meeting_point(options: ElasticOptions, hosts: Sequence[str]) -> str:
@@ -363,16 +163,16 @@ def meeting_point(options: ElasticOptions, hosts: Sequence[str]) -> str:
     return f"localhost:{free_port()}" if first.popen else f"{host}:{_PORT}"
 
 
-class TrialEngine:
-    """Runs trials in the order in which they are launched; starts what it needs with the first one.
+class SlotEngine:
+    """Runs trials in the order in which they are launched; starts hosts and threads with the first one.
 
     Args:
         resources: slots, devices, cores and hosts of the run.
-        identity: source files that have to be the same everywhere, by name, with their digests.
+        identity: digests, by name, of the source files that must be the same on all hosts.
         grace: seconds between SIGTERM and SIGKILL.
-        results: the folder that files of trials on this host are written to.
-        elastic: options of trials that have several nodes: this one and others, or the hosts.
-        run: a name of the run, which all its processes have.
+        results: the results directory of this host.
+        elastic: options of trials with several nodes; the nodes are this one and others, or the hosts.
+        run: name of the run, equal in all its processes.
     """
 
     def __init__(
@@ -390,9 +190,9 @@ class TrialEngine:
         self._identity = identity or {}
         self._grace = grace
         self._results = results
-        #: Options of trials whose nodes are the hosts.
+        #: Elastic options where the nodes of a trial are the hosts of this run.
         self._nodes: ElasticOptions | None = None
-        #: Where the nodes meet, if this is the first of them, or has it as a host.
+        #: Where the nodes meet, if node 0 is this process or one of its hosts.
         self._node_store: tuple[str, int] | None = None
         if elastic is not None and resources.hosts and is_multi_node(elastic):
             least, most = elastic.nnodes
@@ -411,7 +211,7 @@ class TrialEngine:
 
     @property
     def pool(self) -> JobPool:
-        """Started with the first trial; an engine that cannot be started raises the same error every time."""
+        """The pool, started with the first trial; raises the same error each time if it cannot start."""
         with self._lock:
             if self._unusable is not None:
                 raise self._unusable
@@ -419,7 +219,7 @@ class TrialEngine:
                 resources, store = self._resources, self._node_store
                 try:
                     if not resources.hosts:
-                        self._hosts.append(TrialHost(resources, node_store=store))
+                        self._hosts.append(LocalHost(resources, node_store=store))
                     else:
                         from pytest_aorta.launch.remote_host import RemoteHost, start_hosts  # and with it execnet
 
@@ -445,29 +245,29 @@ class TrialEngine:
     def check(
         self, spec: TrialSpec, timeout: float | None = None, patience: float | None = None
     ) -> PreparedCell | None:
-        """Prepare a cell, once, and find out what would prevent each of its trials.
+        """Prepare a cell once, and raise what would prevent every trial of it.
 
-        ``None`` where that is no mistake of the request: then every trial has it in its record.
+        Returns ``None`` if the preparation fails for another reason, which every trial then records.
 
         Args:
             spec: one of its trials.
             timeout: deadline in seconds that overrides the spec's.
-            patience: seconds to wait, ``None`` for as long as it takes. After that, trials find it out as well.
+            patience: seconds to wait; ``None`` waits until the cell is prepared. Afterwards, the trials meet the error.
 
         Raises:
             ConfigError: an option that the workload does not have, or a value that does not fit.
             LaunchModeError: the workload cannot be launched this way, or needs more devices than there are.
             EngineUnusable: no trial can be run.
         """
-        order = self._order(spec, Path(), timeout)
+        check = _CellCheck(*self._job(spec, Path(), timeout).asked)
         pool = self.pool
-        if order.key not in self._cells:
-            self._cells[order.key] = _CellCheck(order)
-            pool.submit(self._cells[order.key])
-        found = self._cells[order.key].found
+        if check.key not in self._cells:
+            self._cells[check.key] = check
+            pool.submit(check)
+        prepared = self._cells[check.key].prepared
         for seconds in pieces(patience):
             try:
-                return found.result(seconds)
+                return prepared.result(seconds)
             except FutureTimeout:
                 continue
         return None
@@ -479,32 +279,32 @@ class TrialEngine:
         timeout: float | None = None,
         *,
         urgent: bool = True,
-        on_start: Callable[[SlotTrial], object] = lambda trial: None,
+        on_start: Callable[[TrialJob], object] = lambda trial: None,
         on_packages: Callable[[dict[str, Any]], object] = lambda listing: None,
         make_room: Callable[[], bool] = lambda: True,
-    ) -> SlotTrial:
-        """Have a trial run as soon as there is a slot; raises only ``EngineUnusable``: its failures are in its record.
+    ) -> TrialJob:
+        """Queue a trial for the next free slot. Raises only ``EngineUnusable``: all other failures are in its record.
 
         Args:
             spec: what to run.
             folder: for its artifacts; created when it starts.
             timeout: deadline in seconds that overrides the spec's.
-            urgent: before those that wait, because the caller waits for it.
+            urgent: run it before jobs that are not urgent, because the caller waits for it.
             on_start: called just before it starts, with its ``place``.
             on_packages: called with a list of the installed distributions that is new in this run.
             make_room: called before anything is put into the folder of a trial that could not start; whether it may be.
         """
-        parts: list[SlotTrial] = []
+        parts: list[TrialJob] = []
         if self._nodes is None:
-            parts.append(SlotTrial(self._order(spec, folder, timeout), self.pool))
+            parts.append(self._job(spec, folder, timeout))
             parts[0].cell, parts[0].round = (spec.workload.name, spec.cell), spec.trial_index
-        else:  # the parts keep their places in the queue: all hosts have to come to the same trial
+        else:  # no balancing: all hosts must run the parts of the same trial
             for node in range(self._nodes.nnodes[1]):
                 nnodes, at = self._nodes.nnodes, self._nodes.rdzv_endpoint
                 elastic = replace(spec.execution.elastic, nnodes=nnodes, rdzv_endpoint=at, node_rank=node)
                 own = replace(spec.execution, elastic=elastic)
                 its = folder if node == 0 else node_folder(folder, node)
-                parts.append(SlotTrial(self._order(replace(spec, execution=own), its, timeout), self.pool))
+                parts.append(self._job(replace(spec, execution=own), its, timeout))
                 parts[node].host = node
         trial, *trial.others = parts
         trial.on_start, trial.on_packages, trial.make_room = on_start, on_packages, make_room
@@ -513,11 +313,11 @@ class TrialEngine:
             self.pool.submit(job)
         return trial
 
-    def _order(self, spec: TrialSpec, folder: Path, timeout: float | None) -> TrialOrder:
+    def _job(self, spec: TrialSpec, folder: Path, timeout: float | None) -> TrialJob:
         now = Inherited.now(self._results, spec.origin)
         if self._variables != now.variables:  # one copy for all trials
             self._variables = dict(now.variables)
-        return TrialOrder(spec, folder.absolute(), replace(now, variables=self._variables), timeout, self._run)
+        return TrialJob(spec, folder.absolute(), replace(now, variables=self._variables), timeout, self._run)
 
     def close(self) -> None:
         with self._lock:
@@ -532,21 +332,21 @@ class TrialEngine:
             pool.close(_PATIENCE)
 
 
-class _CellCheck(SlotJob):
-    urgent = True
+class _CellCheck(TrialJob):
+    """Prepares a cell, on behalf of one of its trials, and runs no trial."""
 
-    def __init__(self, order: TrialOrder) -> None:
-        super().__init__()
-        self._order = order
-        self.found: Future[PreparedCell | None] = Future()
+    def __init__(self, *asked: Any) -> None:
+        super().__init__(*asked)
+        self.urgent = True
+        self.prepared: Future[PreparedCell | None] = Future()
 
     def run(self, slot: Slot) -> None:
         try:
-            self.found.set_result(slot.host.prepare(self._order, slot.index, self))
+            self.prepared.set_result(slot.host.prepare_cell(self, slot.index))
         except (ConfigError, LaunchModeError) as error:
-            self.found.set_exception(error)
+            self.prepared.set_exception(error)
         except BaseException:
-            self.found.set_result(None)
+            self.prepared.set_result(None)
 
     def give_up(self, error: Exception | None = None) -> None:
-        self.found.set_result(None)
+        self.prepared.set_result(None)

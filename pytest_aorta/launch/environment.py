@@ -1,4 +1,4 @@
-"""What a cell's trials run in: interpreter, prefix, complete environment; and what is known of their workload."""
+"""Interpreter, launcher prefix and variables of a cell's trials, and the description of their workload."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.records import Free
-from pytest_aorta.trials.seeding import hash_seed
 from pytest_aorta.trials.spec import ImposedCounts, Origin, Parts, TrialSpec, fingerprint_parts
 
-#: Where the packages of this distribution are mounted; what they depend on has to be in the image.
+#: Where a container has the packages of this distribution; their dependencies must be in the image.
 PACKAGES = "/opt/pytest-aorta"
 
 #: Name of the container of a zygote.
@@ -75,12 +74,12 @@ def choose_engine(
     environment: Environment, which: Callable[[str], str | None] = shutil.which
 ) -> tuple[Engine, str] | None:
     """The engine to start, with its path; ``None`` where there is none."""
-    found = ((engine, which(engine)) for engine in candidates(environment))
-    return next(((engine, path) for engine, path in found if path is not None), None)
+    paths = ((engine, which(engine)) for engine in candidates(environment))
+    return next(((engine, path) for engine, path in paths if path is not None), None)
 
 
 def mounts(folders: Iterable[str], packages: Mapping[str, str]) -> list[Mount]:
-    """Folders but those that lie in others of them, and the root of the file system; then the ``packages``."""
+    """Mounts for all folders that lie in no other one and are not ``/``, then for the ``packages``."""
     kept: list[Mount] = []
     for folder in sorted({os.path.abspath(folder) for folder in folders} - {"/"}):
         if not any(PurePosixPath(folder).is_relative_to(other.source) for other in kept):
@@ -98,17 +97,17 @@ def run_command(
     caller: Caller,
     options: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """The words in front of what is to run in a container of the image.
+    """The command line prefix that runs a command in a container of the image.
 
-    The container is called by the tag of the zygote. It shares network and shared memory with this host, as ranks and
-    loaders need them, and the GPUs. The image has to be here: a download is no part of a trial.
+    The container's name is the tag of the zygote. It shares the GPUs, the network and the shared memory of this host,
+    which ranks and loaders need. The image must be on this host: trials download nothing.
     """
     words = ["run", "--rm", f"--name={CONTAINER}", "--pull=never", "--network=host", "--ipc=host"]
     words += [f"--user={caller.uid}:{caller.gid}", "--security-opt=label=disable", f"--workdir={cwd}"]
     rootless = engine == "podman" and caller.uid != 0
     words += ["--userns=keep-id"] if rootless else []
     if caller.uid != 0:
-        # The image has no such user: libraries that look for one read these first.
+        # Libraries read these before they look for a user, which the image does not have.
         words += ["--env=HOME=/tmp", f"--env=USER={caller.name}", f"--env=LOGNAME={caller.name}"]
     if caller.gpu == "nvidia":
         words.append("--gpus=all" if engine == "docker" else "--device=nvidia.com/gpu=all")
@@ -133,7 +132,7 @@ _NOT_INHERITED = (
 
 @dataclass(frozen=True)
 class Inherited:
-    """What a trial inherits of the process that asks for it, as of that moment."""
+    """What a trial inherits from the process that asks for it, at that moment."""
 
     variables: Mapping[str, str] = field(repr=False)  # some are secrets
     cwd: str
@@ -142,7 +141,7 @@ class Inherited:
 
     @classmethod
     def now(cls, results: Path | None = None, origin: Origin | None = None) -> Inherited:
-        """What this process has; folders are those of the ``origin``, if there is one."""
+        """Take variables from this process, and folders from the ``origin``, or from this process if there is none."""
         folder = None if results is None else str(results.absolute())
         if origin is not None:
             return cls(os.environ, origin.cwd, origin.sys_path, folder)
@@ -154,7 +153,7 @@ class EnvironmentUnusable(Exception):
 
 
 def interpreter(environment: Environment) -> str:
-    """The path of the interpreter, which need not be there."""
+    """Path of the interpreter, which may not exist."""
     if environment.enter and environment.venv is None:
         return "python3"  # of the image
     if environment.venv is None:
@@ -165,13 +164,13 @@ def interpreter(environment: Environment) -> str:
 def container_command(
     spec: TrialSpec, inherited: Inherited, imposed: Mapping[str, str]
 ) -> tuple[tuple[str, ...], PrefixFacts]:
-    """The command that enters an environment's image, and what to know of it.
+    """The command that enters an environment's image, and how zygotes behind it are restored and stopped.
 
-    The container has its image's variables and the ``imposed`` ones, and nothing else of this process.
+    The container has the variables of its image and the ``imposed`` ones, and no others of this process.
     """
     environment = spec.environment
-    found = choose_engine(environment, lambda name: shutil.which(name, path=inherited.variables.get("PATH")))
-    if environment.docker is None or found is None:
+    chosen = choose_engine(environment, lambda name: shutil.which(name, path=inherited.variables.get("PATH")))
+    if environment.docker is None or chosen is None:
         raise EnvironmentUnusable(
             f"environment {environment.name!r} ({environment.source_package}) is to be entered, but "
             f"{' or '.join(candidates(environment))} is not on PATH; other engines are launcher prefixes"
@@ -188,7 +187,7 @@ def container_command(
             folder = folder.parent
         folders.append(str(folder))
     prefix = run_command(
-        *found,
+        *chosen,
         environment.docker,
         mounts=mounts(folders, _packages()),
         cwd=inherited.cwd,
@@ -197,7 +196,7 @@ def container_command(
     )
     python = "python3" if environment.venv is None else str(Path(environment.venv).expanduser() / "bin" / "python")
     venv = {} if environment.venv is None else {"VIRTUAL_ENV": environment.venv}
-    behind = PrefixFacts({**venv, **imposed}, packages=PACKAGES, stop=(found[1], "kill", CONTAINER))
+    behind = PrefixFacts({**venv, **imposed}, packages=PACKAGES, stop=(chosen[1], "kill", CONTAINER))
     return (*prefix, *environment.launcher, python), behind
 
 
@@ -214,10 +213,10 @@ def _sources(sys_path: Sequence[str]) -> tuple[str, ...]:
 
 @functools.cache
 def _packages() -> Mapping[str, str]:
-    found = {name: importlib.util.find_spec(name) for name in ("pytest_aorta", "aorta_workloads")}
+    specs = {name: importlib.util.find_spec(name) for name in ("pytest_aorta", "aorta_workloads")}
     return {
         name: spec.submodule_search_locations[0]
-        for name, spec in found.items()
+        for name, spec in specs.items()
         if spec is not None and spec.submodule_search_locations
     }
 
@@ -229,9 +228,9 @@ def zygote_spec(
     devices: Mapping[str, str] = MappingProxyType({}),
     fresh_seed: int | None = None,
 ) -> ZygoteSpec:
-    """The zygote that a trial is forked from. Equal for the trials of a cell that have equal devices.
+    """Specify the zygote of a trial. Trials of a cell with equal devices have equal specifications.
 
-    Raises ``EnvironmentUnusable`` where the environment has no interpreter, or cannot be entered.
+    Raises ``EnvironmentUnusable`` if the environment has no interpreter, or cannot be entered.
     """
     environment, is_command = spec.environment, spec.workload.target == COMMAND_TARGET
     argument: WorkloadArgument = {
@@ -271,7 +270,7 @@ def zygote_spec(
             variables.pop("PYTHONHOME", None)
         variables |= spec.overlay
         if is_command and environment.venv is not None:
-            # Only its program runs there: what supervises it is in this interpreter, and nothing of ours is needed.
+            # Only the program runs in the environment; its supervisor runs in this interpreter.
             argument["interpreter"], python = python, sys.executable
         words = (*environment.launcher, python)
         own = dict(imposed) if environment.venv is None else {**imposed, "VIRTUAL_ENV": ""}
@@ -282,7 +281,7 @@ def zygote_spec(
     return ZygoteSpec(
         command=words,
         environ=variables,
-        prepare="pytest_aorta.launch.child.trial_main:prepare",
+        prepare="pytest_aorta.launch.child.trial_main:prepare_trial",
         argument=argument,
         run="pytest_aorta.launch.child.trial_main:run",
         sys_path=sys_path,
@@ -299,7 +298,7 @@ _HASHES = "PYTHONHASHSEED"
 
 
 def of_start(spec: ZygoteSpec, index: int, hash_seed: int) -> ZygoteSpec:
-    """The specification of one of several zygotes of a cell, which has a hash seed unless the user has set one."""
+    """Specify one of several zygotes of a cell; it gets the hash seed unless the user has set ``PYTHONHASHSEED``."""
     argument = {**spec.argument, "start": index, "hash_seed": hash_seed}
     if _HASHES in spec.environ:
         return replace(spec, argument={**argument, "hash_seed": None})
@@ -308,41 +307,8 @@ def of_start(spec: ZygoteSpec, index: int, hash_seed: int) -> ZygoteSpec:
     return replace(spec, argument=argument, environ={**spec.environ, **own}, behind=behind)
 
 
-@dataclass(frozen=True)
-class TrialOrder:
-    """What a host is asked to run; ``run`` is a name of the run, from which what is not given is drawn."""
-
-    spec: TrialSpec
-    folder: Path
-    inherited: Inherited
-    timeout: float | None = None
-    run: str = ""
-
-    def hash_seed(self, number: int) -> int:
-        """``PYTHONHASHSEED`` of a start, or of a command, with this number in its cell."""
-        origin, seed = self.spec.origin, self.spec.execution.seed
-        if origin is not None and origin.hash_seed is not None:
-            return origin.hash_seed
-        return hash_seed(self.run if seed is None else seed, number)
-
-    @functools.cached_property
-    def zygote(self) -> ZygoteSpec:
-        """What it is forked from where nothing is imposed; raises ``EnvironmentUnusable``."""
-        return zygote_spec(self.spec, self.inherited)
-
-    @functools.cached_property
-    def key(self) -> str:
-        """Cells of one key are prepared once. The launch, the time for imports and the collectors count."""
-        try:
-            key = self.zygote.key
-        except EnvironmentUnusable as error:
-            key = str(error)  # and the preparation fails with it, on its host
-        limit = self.spec.limits.timeout if self.timeout is None else self.timeout
-        return f"{key} {self.spec.execution} {limit} {','.join(self.spec.collect)}"
-
-
 class WorkloadInfo(BaseModel):
-    """The description of a workload, from a process that has imported it; see ``trials.loading.describe``."""
+    """What a process that has imported a workload tells of it; see ``trials.loading.describe``."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -370,7 +336,7 @@ class WorkloadInfo(BaseModel):
 
 @dataclass(frozen=True)
 class PreparedCell:
-    """A workload with the options of a cell, how a trial of the cell starts, and what the run changes for it."""
+    """A described workload with the options of a cell, its launch plan, and the limits that the run imposes."""
 
     info: WorkloadInfo
     plan: LaunchPlan

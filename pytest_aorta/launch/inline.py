@@ -25,7 +25,7 @@ _NOT_PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TA
 
 _lock = threading.Lock()
 
-#: Why environments could not be made, by their folders; each is tried once.
+#: Errors by folder; making each environment is tried once.
 _problems: dict[str, str] = {}
 
 
@@ -34,7 +34,7 @@ def is_made(environment: Environment) -> bool:
 
 
 def make(environment: Environment) -> str:
-    """Make an inline environment, unless it is there; why that failed, else empty. Others are left as they are.
+    """Make an inline environment if it does not exist; return why that failed, or an empty text.
 
     Packages by ``uv``, where it is on ``PATH``, else by ``venv`` and ``pip``; commits by ``git clone --shared``, which
     leaves their repository as it is. Processes and threads wait for each other.

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pytest_aorta.common.texts import utc_now
-from pytest_aorta.launch.environment import Inherited, PreparedCell, WorkloadInfo
-from pytest_aorta.launch.host.folders import TemporaryFolders, TrialFolders, clear_place, make_place
+from pytest_aorta.launch.environment import PreparedCell, WorkloadInfo
+from pytest_aorta.launch.host.folders import PrivateFolders, TemporaryFolders, clear_place, make_place
+from pytest_aorta.launch.job import TrialJob
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, is_command, resolve_launch
 from pytest_aorta.launch.record import build_record, check_claims, request_of, warning_of
 from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, collect_static, surroundings
@@ -40,10 +40,10 @@ from pytest_aorta.trials.spec import TrialSpec
 #: Libraries that read variables when they are imported, and not later.
 _READS_VARIABLES = ("numpy", "torch")
 
-#: Source files and surroundings of each class when it was first prepared: trials add to what is imported here.
+#: Source files and surroundings of each class at its first preparation; later trials import more into this process.
 _FIRST: WeakKeyDictionary[type[Any], tuple[tuple[str, ...], dict[str, Any]]] = WeakKeyDictionary()
 
-#: By the target of a workload: which generators its import has seeded itself.
+#: Seeds of this process after the import of each workload, by its target.
 _SEEDS: dict[str, ProcessSeeds] = {}
 
 #: pytest changes it while a trial runs.
@@ -104,21 +104,18 @@ def _prepare(spec: TrialSpec) -> PreparedCell:
     return PreparedCell(info, LaunchPlan("single"))  # also of a rank, whose record is of this process alone
 
 
-class InProcessTrial:
-    """The phases run when they are waited for; the workload's own exceptions come out of ``wait``.
+class JobInProcess(TrialJob):
+    """A trial in this process: ``wait`` runs its phases, and raises the workload's own exceptions.
 
     From ``setup`` to ``finish``, this process has the trial's variables, ``sys.argv`` and folder for temporary files.
     ``workers`` processes run trials side by side.
     """
 
-    resumed = False
-    started = True
-
     def __init__(self, spec: TrialSpec, folder: Path, temporary: TemporaryFolders, workers: int = 1) -> None:
-        self.spec = spec
-        self._folder = folder
+        super().__init__(spec, folder)
+        self.started = True
         self._temporary = temporary
-        self._place: TrialFolders | None = None
+        self._place: PrivateFolders | None = None
         self._undo = contextlib.ExitStack()
         self._side_by_side = SideBySide(
             workers=workers,
@@ -126,12 +123,10 @@ class InProcessTrial:
             slot=spec.resources.worker,
             job=os.environ.get("SLURM_JOB_ID"),
         )
-        self.seen = Observation()
+        self._seen = Observation()
         self._lifecycle: Lifecycle | None = None
-        self._started_at = utc_now()
         self._start = time.monotonic()
-        self._cell: PreparedCell | None = None
-        self._record: TrialResult | None = None
+        self._prepared: PreparedCell | None = None
         self._static: StaticEnv | None = None
         self._watch: Watch | None = None
         self._request: Request | None = None
@@ -144,62 +139,62 @@ class InProcessTrial:
             self._run_phase(phase)
         except BaseException as error:
             with contextlib.suppress(Exception):  # an exception that takes no attributes
-                error.aorta_exit_status = conclude(self.seen)[0]  # type: ignore[attr-defined]
+                error.aorta_exit_status = conclude(self._seen)[0]  # type: ignore[attr-defined]
             raise
-        return not self.seen.failed_in(phase)
+        return not self._seen.failed_in(phase)
 
     def got_through(self, phase: str) -> bool:
-        return phase in self.seen.phases_sec and not self.seen.failed_in(phase)
+        return phase in self._seen.phases_sec and not self._seen.failed_in(phase)
 
     def failed(self) -> bool:
         """Whether it has failed already, or ended."""
-        return bool(self.seen.failures) or self.seen.over() or self.seen.result is not None
+        return bool(self._seen.failures) or self._seen.over() or self._seen.result is not None
 
     def take_warnings(self) -> list[str]:
-        """That it does not run in its environment, and which options may have no effect, once."""
-        if self.seen.env is None or self._warned:
+        """Warn once if it does not run in its environment, and of options that may have no effect."""
+        if self._seen.env is None or self._warned:
             return []
         self._warned = True
         environment = self.spec.environment
-        warning = warning_of(environment, check_claims(environment, self.seen.env))
-        options = [] if self._cell is None else self._cell.info.config_warnings
+        warning = warning_of(environment, check_claims(environment, self._seen.env))
+        options = [] if self._prepared is None else self._prepared.info.config_warnings
         return [*([] if warning is None else [warning]), *options]
 
     def _run_phase(self, phase: str) -> None:
         if phase == "setup":
-            request = request_of(self.spec, Inherited.now(origin=self.spec.origin))
+            request = request_of(self.spec, self.inherited)
             self._request = request.model_copy(update={"seed": self._seed})
             self._enter()
-            self._cell = _prepare(self.spec)
-            self.seen.notes += [{"note": text} for text in self._cell.info.config_warnings]
-            startup = self._cell.info.startup_variables
+            self._prepared = _prepare(self.spec)
+            self._seen.notes += [{"note": text} for text in self._prepared.info.config_warnings]
+            startup = self._prepared.info.startup_variables
             os.environ.update({name: value for name, value in startup.items() if name not in os.environ})
             variables = sorted({*self.spec.overlay, *startup})
             if variables and (loaded := [name for name in _READS_VARIABLES if name in sys.modules]):
                 note = f"without isolation, {', '.join(variables)} came after the import of {', '.join(loaded)}"
-                self.seen.notes.append({"note": f"{note}, which may not read it again"})
+                self._seen.notes.append({"note": f"{note}, which may not read it again"})
             cls = load_class(self.spec.workload.target)
-            source = self._cell.info.source
+            source = self._prepared.info.source
             self._static = collect_static(Path(source) if source else None)
             recorded = [*self.spec.all_watched, *NAMES, *startup]
-            self.seen.see({"type": "env", "env": collect_env(self._static, recorded).to_dict()})
+            self._seen.see({"type": "env", "env": collect_env(self._static, recorded).to_dict()})
             self._watch = Watch(self.spec.all_watched) if self.spec.all_watched else None
             seeds = _SEEDS[self.spec.workload.target]
             seeds.restart(self._seed)
-            self.seen.seeds = seeds.record()
+            self._seen.seeds = seeds.record()
             spec = self.spec
             options = resolve_config(cls, spec.overrides, spec.steps).value
             of_trial = spec.trial_id, spec.environment_data, spec.overlay, list(spec.collect)
             options = with_added(options, cls, "in_process", *of_trial)
-            self._lifecycle = Lifecycle(cls, options, self.seen.see)
+            self._lifecycle = Lifecycle(cls, options, self._seen.see)
             self._lifecycle.do("setup", reraise=True)
-        elif phase == "run" and self._lifecycle is not None and self._cell is not None:
+        elif phase == "run" and self._lifecycle is not None and self._prepared is not None:
             try:
                 self._lifecycle.do("run", reraise=True)
             finally:
-                later = imported_later(self._lifecycle.cls, None, self._cell.info.sources)
+                later = imported_later(self._lifecycle.cls, None, self._prepared.info.sources)
                 end = collect_end(watch=self._watch)
-                self.seen.see({"type": "env_end", "end": end, "sources": later, "modules": imported_modules()})
+                self._seen.see({"type": "env_end", "end": end, "sources": later, "modules": imported_modules()})
 
     def _enter(self) -> None:
         undo = self._undo
@@ -218,8 +213,8 @@ class InProcessTrial:
             os.chdir(self.spec.origin.cwd)
             sys.path += [path for path in self.spec.origin.sys_path if path not in sys.path]
         with contextlib.suppress(OSError):  # where results cannot be written, as the record will show
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._place = make_place(self.spec.trial_index, self._folder, self._temporary, os.environ)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._place = make_place(self.spec.trial_index, self.folder, self._temporary, os.environ)
             command = is_command(self.spec.workload.target)
             take_place(self._place.variables(self.spec.overlay, self._seed if command else None))
             if self.spec.execution.cwd == "fresh":
@@ -229,29 +224,29 @@ class InProcessTrial:
         undo.enter_context(own_arguments(self.spec.workload.target))
 
     def interrupt(self, why: str) -> None:
-        self.seen.lost = interruption(self.seen.phase, why)
+        self._seen.lost = interruption(self._seen.phase, why)
 
     def finish(self) -> TrialResult:
-        if self._record is None:
+        if self._result is None:
             if self._lifecycle is not None and self._lifecycle.workload is not None:
                 self._lifecycle.do("cleanup")
             self._undo.close()
-            self.seen.see({"type": "lived"})
-            self.seen.returncode = 0
+            self._seen.see({"type": "lived"})
+            self._seen.returncode = 0
             artifacts: dict[str, str] = {}
             if self._place is not None:
-                failed = conclude(self.seen)[1] is not None
+                failed = conclude(self._seen)[1] is not None
                 artifacts = clear_place(self._place, self._temporary, failed=failed)
                 with contextlib.suppress(OSError):  # where the workload has left something
-                    self._folder.rmdir()
-            self._record = build_record(
+                    self.folder.rmdir()
+            self._result = build_record(
                 self.spec,
-                self.seen,
-                self._cell,
-                started_at=self._started_at,
+                self._seen,
+                self._prepared,
+                started_at=self._queued_at,
                 wall=time.monotonic() - self._start,
                 request=self._request,
                 side_by_side=self._side_by_side,
                 artifacts=artifacts,
             )
-        return self._record
+        return self._result

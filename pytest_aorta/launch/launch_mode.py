@@ -25,10 +25,10 @@ from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import ElasticOptions
 from pytest_aorta.trials.spec import TrialSpec
 
-#: ``launch_mode`` of a script that takes the place of a workload.
+#: ``launch_mode`` of a script that runs instead of a workload.
 SCRIPT = "script"
 
-#: ``target`` of such a workload; which script, and how it is started, is in the options.
+#: ``target`` of such a workload; its options name the script and how to start it.
 SCRIPT_TARGET = "pytest_aorta.launch.child.elastic:run_script"
 
 #: ``target`` of a command whose ranks torchrun starts.
@@ -37,7 +37,7 @@ COMMAND_RANKS_TARGET = "pytest_aorta.launch.child.elastic:run_command_ranks"
 #: ``launcher`` of commands that start exactly as they were typed.
 AS_TYPED = "as-typed"
 
-#: What trials have in common with ``--aorta-isolation fork``.
+#: What the summary says that trials share with ``--aorta-isolation fork``.
 FORKS = "what a process draws once (hash seed, addresses, imports) is the same in all trials of a cell"
 
 #: Numeric, so that no name has to be looked up.
@@ -46,10 +46,10 @@ LOOPBACK = "127.0.0.1"
 #: Range of the ports for SLURM jobs.
 _FIRST_PORT, _PORTS = 20000, 10000
 
-#: Seconds that node 0 has to accept a connection.
+#: Seconds to wait until node 0 accepts a connection.
 _PATIENCE = 2.0
 
-#: Seconds that a process takes to end after it has closed its store.
+#: Seconds that a process may take to end after it has closed its store.
 _LAST = 1.0
 
 Mode = Literal["single", "elastic", "torchrun", "external"]
@@ -170,13 +170,13 @@ def resolve_launch(
 class WorkloadArgument(TypedDict):
     """A workload and its options, for ``workload_main.load`` and ``trial_main.prepare``.
 
-    For a zygote, more is said. ``forks_programs``: whether Python programs of a command run in forks of it. ``start``
-    is its index in the cell, ``rank`` the rank that it is for, and ``hash_seed`` what was drawn as its
-    ``PYTHONHASHSEED``, which its children do not inherit. ``import_seed`` is that of the trial, where each trial
-    imports the workload in a process of its own. ``interpreter`` is that of a command's environment, where it is
-    another one. ``preload`` names modules to import before the workload, ``learned`` those that an earlier trial has
-    imported: they are imported after the workload, on the ``cores`` of a slot. ``static`` is what another start of the
-    cell has found of the machine and the software, as ``StaticEnv.to_plain`` returns it.
+    The other keys are for a zygote. ``forks_programs``: whether Python programs of a command run in forks of it.
+    ``start``: its index in the cell. ``rank``: the rank that is forked from it. ``hash_seed``: its drawn
+    ``PYTHONHASHSEED``, which its children do not inherit. ``import_seed``: seed of the trial, if each trial imports the
+    workload in its own process. ``interpreter``: interpreter of a command's environment, if it is another one.
+    ``preload``: modules to import before the workload. ``learned``: modules that an earlier trial imported; they are
+    imported after the workload, on the ``cores`` of a slot. ``static``: facts of machine and software from another
+    start, as ``StaticEnv.to_plain`` returns them.
     """
 
     target: str
@@ -194,7 +194,7 @@ class WorkloadArgument(TypedDict):
     static: NotRequired[dict[str, Any]]
 
 
-class TrialPayload(WorkloadArgument):
+class ChildArgument(WorkloadArgument):
     """For ``launch.child.trial_main.run``.
 
     ``overlay`` and ``watched`` hold names of variables, those set for this trial and those to record. ``place`` holds
@@ -247,7 +247,7 @@ def is_multi_node(options: ElasticOptions) -> bool:
 
 
 def node_rank(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -> int:
-    """The rank of this node: as given, else as SLURM counts the nodes of a step; 0 where there is only one."""
+    """Rank of this node: the given one, else SLURM's number of the node in its step; 0 for a single node."""
     if not is_multi_node(options):
         return 0
     if options.node_rank is not None:
@@ -256,16 +256,16 @@ def node_rank(options: ElasticOptions, environ: Mapping[str, str] = os.environ) 
 
 
 def process_rank(options: ElasticOptions, hosts: Sequence[str] = ()) -> tuple[Literal["rank", "node"], int | None]:
-    """The rank, or node rank, of this pytest among those that run the same trials; ``None`` for a single one."""
+    """Rank or node rank of this pytest among the processes that run the same trials; ``None`` for a single process."""
     if is_multi_node(options) and not hosts:
         return "node", node_rank(options)
     return "rank", own_rank() if under_launcher() else None
 
 
 def endpoint(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Host and port of the rendezvous: as given, else the first node of the step of SLURM, and a port by its number.
+    """Host and port of the rendezvous: the given ones, else SLURM's first node and a port derived from the step.
 
-    Raises ``LaunchModeError`` where there is neither.
+    Raises ``LaunchModeError`` if neither is known.
     """
     if options.rdzv_endpoint is not None:
         host, _, port = options.rdzv_endpoint.rpartition(":")
@@ -291,7 +291,7 @@ def _first_of(nodes: str) -> str:
 
 
 def network_problem(options: ElasticOptions) -> str | None:
-    """That this node does not reach node 0, where the nodes meet; ``None`` where it does, or is node 0."""
+    """Say if this node does not reach node 0; ``None`` if it does, or is node 0."""
     if node_rank(options) == 0:
         return None
     host, port = endpoint(options)
@@ -303,9 +303,9 @@ def network_problem(options: ElasticOptions) -> str | None:
 
 
 def check_step(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse trials of several nodes in a job of SLURM in which these would never meet.
+    """Refuse trials with several nodes in a SLURM job whose nodes would never meet.
 
-    Where the user says which node this is, or there is no job, nothing is refused.
+    Refuses nothing outside of a job, or if the user gives the rank of this node.
     """
     job = environ.get("SLURM_JOB_ID")
     least, most = options.nnodes
@@ -330,10 +330,10 @@ def check_step(options: ElasticOptions, environ: Mapping[str, str] = os.environ)
 
 
 def check_tasks(results: Path, options: ElasticOptions, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse tasks of one step that would all run the same trials into one results directory.
+    """Refuse several tasks of one SLURM step that would write the same trials into one results directory.
 
-    A directory that was given with the number of the task is taken for its own. In a step with a terminal
-    (``srun --pty``), pytest was perhaps typed there, which the first task alone has.
+    A directory whose name has the number of the task is fine. So is a step with a terminal (``srun --pty``): only its
+    first task has the terminal in which pytest was typed.
     """
     tasks, task = environ.get("SLURM_STEP_NUM_TASKS", ""), environ.get("SLURM_PROCID", "")
     if "SLURM_STEP_ID" not in environ or not tasks.isdecimal() or int(tasks) < 2 or under_launcher(environ):
@@ -354,11 +354,10 @@ def _step(environ: Mapping[str, str]) -> str:
 
 
 class NodeStore:
-    """The process with the store at which the nodes of all trials of a run meet; it ends with this one.
+    """The process that serves the store at which the nodes of all trials meet; it ends with this process.
 
-    Node 0 keeps it for as long as its pytest runs, so that the nodes of a trial can still read from it when that trial
-    is over on node 0, and the next trial needs no other port. Raises ``LaunchModeError`` where the port is taken: the
-    nodes would meet at another program's.
+    Node 0 serves it while its pytest runs: other nodes can still read from it when a trial is over on node 0, and all
+    trials use one port. Raises ``LaunchModeError`` if another program has the port.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -382,14 +381,14 @@ class NodeStore:
         self._lock = threading.Lock()
 
     def nodes_of(self, trial_id: str, nodes: int) -> dict[int, str] | None:
-        """Those of the ``nodes`` that have come to a trial, with their host names; ``None`` if that is not known."""
+        """Host names, by number, of the ``nodes`` that have joined a trial; ``None`` if that is not known."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._lock, contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps([trial_id, nodes]) + "\n")
             self._process.stdin.flush()
-            found = cast(dict[str, str], json.loads(self._process.stdout.readline()))
-            return {int(node): host for node, host in found.items()}
+            hosts = cast(dict[str, str], json.loads(self._process.stdout.readline()))
+            return {int(node): host for node, host in hosts.items()}
         return None
 
     def close(self) -> None:
@@ -398,10 +397,10 @@ class NodeStore:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen on the interface of ``host``, where other hosts mean the same by it; else on all.
+    """Listen on the interface of ``host`` if other hosts resolve that name alike, else on all interfaces.
 
-    Its own host may know a name by a loopback address (Debian's ``127.0.1.1``); an address that is not one of this host
-    may be translated to one. Raises ``OSError`` where the port is taken.
+    A host may resolve its own name to a loopback address (Debian's ``127.0.1.1``), and an address may be translated on
+    the way. Raises ``OSError`` if the port is taken.
     """
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(host)
@@ -413,9 +412,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def wait_for_end(host: str, port: int, patience: float) -> None:
-    """Block until a store has gone, or cannot be reached; at most ``patience`` seconds, and a little longer.
+    """Block until a store has gone or cannot be reached, for ``patience`` seconds and a little longer at most.
 
-    It goes when the pytest of node 0 ends, which has reported everything then.
+    The store goes when the pytest of node 0 has reported everything and ends.
     """
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1) as connection:
         connection.settimeout(patience)
@@ -424,7 +423,7 @@ def wait_for_end(host: str, port: int, patience: float) -> None:
 
 
 def free_port() -> int:
-    """A port that no process of this host listens on."""
+    """A port on which no process of this host listens."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -42,7 +42,7 @@ from pytest_aorta.trials.result import (
 from pytest_aorta.trials.spec import TrialSpec, fingerprint, recorded_parts, requested_parts
 from pytest_aorta.trials.workload import to_plain
 
-#: One of these is set in every job of a batch system.
+#: Every job of a batch system has one of these variables.
 _BATCH_JOBS = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"}
 
 
@@ -95,30 +95,30 @@ def request_of(
 
 
 def check_claims(environment: Environment, env: Mapping[str, Any], digest: str | None = None) -> list[Claim]:
-    """Check what an environment claims; empty where it claims nothing."""
+    """Check whether a trial ran in the image, venv and ROCm of its environment; one claim for each that is named."""
     image, venv, rocm = environment.docker, environment.venv, environment.rocm
-    found: dict[str, tuple[bool | None, str]] = {}
+    verdicts: dict[str, tuple[bool | None, str]] = {}
     if image is not None:
-        found[f"image {image}"] = _image(image, bool(environment.enter), env.get("runtime_context") or {}, digest)
+        verdicts[f"image {image}"] = _image(image, bool(environment.enter), env.get("runtime_context") or {}, digest)
     if venv is not None:
         prefix = (env.get("python") or {}).get("prefix")
         same = prefix == venv or (prefix and os.path.realpath(prefix) == os.path.realpath(os.path.expanduser(venv)))
-        found[f"venv {venv}"] = (bool(same), f"the interpreter's prefix is {'this' if same else prefix}")
+        verdicts[f"venv {venv}"] = (bool(same), f"the interpreter's prefix is {'this' if same else prefix}")
         if prefix is None:
-            found[f"venv {venv}"] = None, "it is not known which interpreter ran the trial"
+            verdicts[f"venv {venv}"] = None, "it is not known which interpreter ran the trial"
     if rocm is not None:
-        found[f"ROCm {rocm}"] = _rocm(rocm, env.get("torch") or {}, env.get("accelerator") or {})
-    return [Claim(claim=claim, verified=value, found=text) for claim, (value, text) in found.items()]
+        verdicts[f"ROCm {rocm}"] = _rocm(rocm, env.get("torch") or {}, env.get("accelerator") or {})
+    return [Claim(claim=claim, verified=value, found=text) for claim, (value, text) in verdicts.items()]
 
 
 def overall(claims: Sequence[Claim]) -> bool | None:
-    """False if one is false; true if all are true; ``None`` where there are none, or one is not known."""
+    """False if any claim is false, true if all are true; ``None`` without claims, or if one is not known."""
     values = set(map(operator.attrgetter("verified"), claims))
     return False if False in values else None if not values or None in values else True
 
 
 def warning_of(environment: Environment, claims: Sequence[Claim]) -> str | None:
-    """What the user should know, if a claim is false."""
+    """A warning for the user if a claim is false."""
     wrong = "; ".join(f"{claim.claim}: {claim.found}" for claim in claims if claim.verified is False)
     name = f"{environment.name!r} ({environment.source_package})"
     return f"trials of the environment {name} do not run in it: {wrong}" if wrong else None
@@ -163,7 +163,7 @@ def _rocm(rocm: str, torch: Mapping[str, Any], accelerator: Mapping[str, Any]) -
         path = installed.get("path")
         same = path is not None and os.path.realpath(os.path.expanduser(rocm)) == path
         return same, f"ROCm is in {path}" if path else "there is no ROCm"
-    # A wheel names its release; of another torch that was not imported, it is not known what it was built for.
+    # The version of a wheel names its release; for another torch that was not imported, the target is not known.
     wheel = re.search(r"\+rocm([\d.]+)", torch.get("version") or "")
     versions = {
         "torch was built for HIP": torch.get("hip"),
@@ -197,9 +197,8 @@ def build_record(
 ) -> TrialResult:
     """The complete record of a trial that is over.
 
-    ``cell`` is ``None`` where that could not be prepared, ``wall`` (seconds) where no process was started; ``crash`` is
-    what a process has written as it died of a signal. Without a ``request``, it is that of this process for a trial
-    that was not started.
+    ``cell`` is ``None`` if it could not be prepared, ``wall`` (seconds) if no process was started. ``crash``: what a
+    process wrote as it died of a signal. Without a ``request``, the record has the request as of this process.
     """
     parts = {} if cell is None else cell.request(spec)
     status, failure = conclude(seen)
@@ -214,8 +213,8 @@ def build_record(
     env = seen.env or EnvSnapshot.unavailable("the trial's process took no snapshot").to_dict()
     mode = "single" if cell is None else cell.plan.mode
     environment, engine, digest = spec.environment, None, None
-    if environment.enter and (found := choose_engine(environment)):
-        engine = found[0]
+    if environment.enter and (chosen := choose_engine(environment)):
+        engine = chosen[0]
     if environment.docker:
         digest = image_digest(environment.docker, engine or "docker")
     claims = check_claims(environment, env, digest)
@@ -280,7 +279,7 @@ _PORT_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 
 
 def _of_neighbours(failure: Failure | None, beside: SideBySide | None) -> list[str]:
-    """What a trial that has failed may have met in those that run beside it."""
+    """Warn if a trial may have failed because of trials that run beside it."""
     if failure is None or beside is None or beside.slots * beside.workers < 2:
         return []
     if not _PORT_IN_USE.search(f"{failure.message} {failure.traceback or ''}"):
@@ -292,12 +291,12 @@ def _of_neighbours(failure: Failure | None, beside: SideBySide | None) -> list[s
 
 
 def lost_record(spec: TrialSpec, lost: Failure, artifacts: Mapping[str, str] = MappingProxyType({})) -> TrialResult:
-    """The record of a trial that was not started, or whose process gave no record; ``lost`` is its failure."""
+    """The record, with the failure ``lost``, of a trial that was not started or whose process died without a record."""
     return build_record(spec, Observation(lost=lost), started_at=utc_now(), artifacts=artifacts)
 
 
 def logs_in(folder: Path) -> dict[str, str]:
-    """The logs and files of a trial whose processes are gone, as ``artifacts`` of its record."""
+    """Logs and files of a trial whose processes are gone, as ``artifacts`` of its record."""
     with contextlib.suppress(OSError):
         (folder / FILES).rmdir()  # only when it is empty
     kept = [*sorted(folder.glob("*.log")), *folder.glob(FILES)]

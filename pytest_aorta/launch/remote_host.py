@@ -1,4 +1,4 @@
-"""A host that execnet reaches: trials run there as on this one, and their files come home.
+"""A host that execnet reaches: trials run there as on this host, and their files are sent back.
 
 Requests are ``(number, what, argument)`` with ``begin``, ``prepare``, ``run`` and ``cancel``; answers are
 ``(number, kind, ...)`` with ``call`` (of a method of the job), ``file`` (a piece of one), ``value`` and ``error``.
@@ -21,9 +21,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_aorta.common.interrupts import PIECE
-from pytest_aorta.launch.environment import Inherited, PreparedCell, TrialOrder
-from pytest_aorta.launch.host.allocation import SlotJob
-from pytest_aorta.launch.host.trial_host import HostLost, Slot, TrialHost
+from pytest_aorta.launch.environment import Inherited, PreparedCell
+from pytest_aorta.launch.host.local_host import LocalHost, Slot
+from pytest_aorta.launch.job import HostLost, TrialJob
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.runtime.hosts import HostConnection, HostError, without_values
 from pytest_aorta.runtime.resources.leases import UsedFolder, make_own
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 #: Bytes of a trial's files that travel in one message.
 _CHUNK = 2**20
 
-#: What a ``TrialHost`` is made of.
+#: What a ``LocalHost`` is made of.
 _OfHost: TypeAlias = tuple[Resources, int, tuple[str, int] | None, int]
 
 
 class RemoteHost:
-    """This side of a host; has the methods of a ``TrialHost``."""
+    """This side of the connection to a host; has the methods of a ``LocalHost``."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class RemoteHost:
         except LaunchModeError as error:
             raise EngineUnusable(f"host {self.name}: {error}") from error
 
-    def prepare(self, order: TrialOrder, slot: int, job: SlotJob) -> PreparedCell:
-        cell: PreparedCell = self._ask("prepare", (order, slot), job)
+    def prepare_cell(self, job: TrialJob, slot: int) -> PreparedCell:
+        cell: PreparedCell = self._ask("prepare", (job.asked, slot), job)
         return cell
 
-    def run(self, order: TrialOrder, slot: int, job: SlotJob) -> TrialResult:
-        """As of ``TrialHost``; the files of the trial are written into its folder here."""
-        record: TrialResult = self._ask("run", (order, slot), job, order.folder)
+    def run(self, job: TrialJob, slot: int) -> TrialResult:
+        """As ``LocalHost.run``; also writes the files of the trial into its folder on this host."""
+        record: TrialResult = self._ask("run", (job.asked, slot), job, job.folder)
         return record
 
     def _ask(self, what: str, argument: Any, job: Any = None, folder: Path | None = None) -> Any:
@@ -139,7 +139,7 @@ class RemoteHost:
 
 
 def start_hosts(hosts: Sequence[RemoteHost]) -> None:
-    """Start all hosts at once; the first failure counts, and ends all of them."""
+    """Start all hosts at once; raise the first failure, and close all of them."""
     with contextlib.ExitStack() as undo:
         for host in hosts:
             undo.callback(host.close)
@@ -165,12 +165,12 @@ def _append(folder: Path, name: str, data: bytes) -> None:
 
 
 def serve(argument: tuple[_OfHost, Sequence[str]], channel: HostChannel) -> None:
-    """On the host: run what is asked for, each on a thread, until the other side ends."""
+    """On the host: run each request on a thread of its own, until the other side ends."""
     of_host, sys_path = argument
     sys.path += [path for path in sys_path if path not in sys.path]
     number, _, _ = channel.receive() or (0, "", None)
     try:
-        host = TrialHost(*of_host)
+        host = LocalHost(*of_host)
     except LaunchModeError as error:
         channel.send((number, "error", error))
         return
@@ -181,9 +181,9 @@ def serve(argument: tuple[_OfHost, Sequence[str]], channel: HostChannel) -> None
             while (message := channel.receive()) is not None:
                 number, what, given = message
                 if what != "cancel":
-                    order, slot = given
+                    asked, slot = given
                     jobs = {other: job for other, job in jobs.items() if job.thread.is_alive()}
-                    jobs[number] = _RemoteJob(number, what, order, slot, host, folder.path, channel)
+                    jobs[number] = _RemoteJob(number, what, TrialJob(*asked), slot, host, folder.path, channel)
                 elif number in jobs:  # on a thread: it may wait for a cell that is being prepared
                     threading.Thread(target=jobs[number].cancel, args=(given,), daemon=True).start()
         finally:
@@ -194,20 +194,18 @@ def serve(argument: tuple[_OfHost, Sequence[str]], channel: HostChannel) -> None
             host.close()
 
 
-class _RemoteJob(SlotJob):
-    """One request, on a thread of its own: a slot has one at a time, because its caller waits for it."""
+class _RemoteJob(TrialJob):
+    """One request, on a thread of its own. A slot has one at a time, because its caller waits for it."""
 
     def __init__(
-        self, number: int, what: str, order: TrialOrder, slot: int, host: TrialHost, folder: Path, channel: HostChannel
+        self, number: int, what: str, asked: TrialJob, slot: int, host: LocalHost, folder: Path, channel: HostChannel
     ) -> None:
-        super().__init__()
-        order = replace(order, inherited=Inherited.now(folder, order.spec.origin))
-        if what == "run":
-            # The folder's name is the one that it has at home: records name files by it.
-            order = replace(order, folder=Path(tempfile.mkdtemp(dir=folder)) / order.folder.name)
+        # The folder's name is the one that it has at home: records name files by it.
+        own = Path(tempfile.mkdtemp(dir=folder)) / asked.folder.name if what == "run" else asked.folder
+        inherited = Inherited.now(folder, asked.spec.origin)
+        super().__init__(asked.spec, own, inherited, asked.timeout, asked.run_name)
         self._number = number
         self._what = what
-        self._order = order
         self._channel = channel
         self.on_packages = partial(self._answer, "call", "on_packages")
         self.thread = threading.Thread(target=self.run, args=(Slot(host, slot, ""),), daemon=True)
@@ -216,19 +214,16 @@ class _RemoteJob(SlotJob):
     def run(self, slot: Slot) -> None:
         try:
             if self._what == "prepare":
-                self._answer("value", slot.host.prepare(self._order, slot.index, self))
+                self._answer("value", slot.host.prepare_cell(self, slot.index))
                 return
-            record = slot.host.run(self._order, slot.index, self)
-            self._send_files(self._order.folder)
+            record = slot.host.run(self, slot.index)
+            self._send_files(self.folder)
             self._answer("value", record)
         except BaseException as error:
             try:
                 self._answer("error", error)
             except Exception:  # it cannot be pickled
                 self._answer("error", RuntimeError(f"{type(error).__name__}: {error}"))
-
-    def give_up(self, error: Exception | None = None) -> None:
-        """Never: it begins at once."""
 
     def phase_ended(self, phase: str, failed: bool) -> None:
         self._answer("call", "phase_ended", phase, failed)

@@ -16,17 +16,15 @@ import pytest
 from pytest_aorta.common.texts import (
     counted,
     format_ranges,
-    own_frames,
     printable,
     read_tail,
-    stacks_excerpt,
-    without_runner,
 )
 from pytest_aorta.plugin import SUFFIXES, is_of_recipe
 from pytest_aorta.plugin.compat import WithLines, has_no_summary, longrepr_of
 from pytest_aorta.plugin.run import PAYLOAD
 from pytest_aorta.settings import SETTINGS
 from pytest_aorta.trials.execution import KEPT_DAYS
+from pytest_aorta.trials.tracebacks import stacks_excerpt, without_callers, without_runner
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.facts import Outcome
@@ -185,7 +183,7 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
         rank = unknown if failure.rank is None else f"rank {failure.rank} is likely the cause"
         lines.append(f"{rank}: {failure.evidence}")
     if failure.traceback and failure.kind == "exception":
-        lines += ["", *own_frames(failure.traceback.rstrip().splitlines())]
+        lines += ["", *without_callers(failure.traceback.rstrip().splitlines())]
     details: dict[str, None] = {}
     for detail in record.result.failure_details:
         message = f"rank {failure.rank}: {detail.get('message')}"

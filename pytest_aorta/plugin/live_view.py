@@ -1,6 +1,6 @@
 """The live view: while trials run on a terminal, lines below pytest's own that say how far they are.
 
-In the process that owns the reports. It sees trials start through the ``TrialRunner``, on the threads of slots; in an
+In the process that owns the reports. It sees trials start through the ``Runner``, on the threads of slots; in an
 xdist controller, through the reports of the workers. Steps are read from the file that every trial and rank writes its
 last step to (``trials.steps``), so the trials send nothing more than without it; those of other hosts have no such file
 here until they are over. Times are seconds of ``time.monotonic()``.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from pytest_aorta.launch.engine import SlotTrial
+    from pytest_aorta.launch.job import TrialJob
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.trials.spec import TrialSpec
@@ -319,7 +319,7 @@ class LiveView:
         self._ticker: threading.Thread | None = None
         self._stop = threading.Event()
 
-    def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
+    def trial_started(self, trial: TrialJob, file: Path, name: str, cell: CellName) -> None:
         running = RunningTrial(name, cell, trial.place, time.monotonic(), trial.folder, is_over=trial.is_over)
         with self._lock:
             self._add(file, running)

@@ -47,7 +47,7 @@ from pytest_aorta.trials.workload import to_plain
 from pytest_aorta.workspace.paths import paths_in_test
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.engine import RunningTrial
+    from pytest_aorta.launch.job import TrialJob
     from pytest_aorta.plan import Selection
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.trials.result import ExitStatus, TrialResult
@@ -178,7 +178,7 @@ class RunTrial:
         key = CellKey(spec.workload.name, spec.cell, printable(self.test), printable(options), digest)
         if anew:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
-            running: RunningTrial = run.runner.start(spec, paths, deadline)
+            running: TrialJob = run.runner.start(spec, paths, deadline)
         else:
             # A test that stands for a trial of a cell is skipped with it; any other counts on its trials.
             cell = key if self.cell is not None else None

@@ -22,7 +22,7 @@ from pytest_aorta.settings import RequestError, shown_command
 from pytest_aorta.triage.gates import check_gates
 from pytest_aorta.triage.verdicts import check_baseline
 from pytest_aorta.trial_runner import check_resources, check_results
-from pytest_aorta.trials.command_line import placeholders_in, program_not_found, words_of
+from pytest_aorta.trials.command_line import command_words, placeholders_in, program_not_found
 from pytest_aorta.trials.loading import check_names
 from pytest_aorta.trials.output import OUTPUT_OPTIONS
 from pytest_aorta.trials.spec import TrialSpec
@@ -185,7 +185,7 @@ def _check_plans(session: pytest.Session, selection: Selection, plans: Sequence[
         command = spec.workload.options.get("command")
         if elsewhere or not isinstance(command, str):
             continue
-        words = words_of(command)
+        words = command_words(command)
         problem = program_not_found(words, spec.overlay.get("PATH", os.environ.get("PATH", os.defpath)))
         if problem is not None and not placeholders_in(words[:2]):
             raise RequestError(f"--aorta-command {shown_command(command)}: {problem}")

@@ -58,7 +58,7 @@ from pytest_aorta.workflow.requests import asked_of, recorded_digest, request_di
 
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import Json
-    from pytest_aorta.launch.engine import RunningTrial
+    from pytest_aorta.launch.job import TrialJob
     from pytest_aorta.plan import Plan
     from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.trials.spec import TrialSpec
@@ -820,7 +820,7 @@ class RecipeTrialItem(TrialItem):
             raise NotNeeded(printable(obstacle))
         super().setup()
 
-    def launch(self, extra_env: Mapping[str, str]) -> RunningTrial:
+    def launch(self, extra_env: Mapping[str, str]) -> TrialJob:
         self.recipe.started.note(unit_of(self.spec))
         return super().launch(extra_env)
 

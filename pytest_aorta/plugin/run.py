@@ -30,12 +30,12 @@ from pytest_aorta.registry import Registry
 from pytest_aorta.runtime.resources.leases import UsedFolder, make_own
 from pytest_aorta.settings import SETTINGS, OptionError
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.trial_runner import TrialRunner
+from pytest_aorta.trial_runner import Runner
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.workspace.atomic import locked, write_json
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.engine import RunningTrial, SlotTrial
+    from pytest_aorta.launch.job import TrialJob
     from pytest_aorta.replay import Replay
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.trials.result import TrialResult
@@ -136,7 +136,7 @@ def deadline_of(item: pytest.Item, spec: TrialSpec) -> float | None:
 
 
 @dataclass(frozen=True)
-class FinishedTrial:
+class RecordToWrite:
     path: str
     result: dict[str, Any]
     resumed: bool = False
@@ -148,7 +148,7 @@ class ReportPayload:
     """What an item has to report: the exit status of its trial as far as known, its trials, lines for the summary."""
 
     exit_status: str | None = None
-    trials: list[FinishedTrial] = field(default_factory=list)
+    trials: list[RecordToWrite] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def to_plain(self, *, with_records: bool) -> dict[str, Any]:
@@ -164,7 +164,7 @@ PAYLOAD = pytest.StashKey[ReportPayload]()
 
 
 class TrialWatcher(Protocol):
-    def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None: ...
+    def trial_started(self, trial: TrialJob, file: Path, name: str, cell: CellName) -> None: ...
     def trial_ended(self, file: Path) -> None: ...
     def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None: ...
 
@@ -342,9 +342,9 @@ class Prefetcher:
         #: Not started yet.
         self._queue: dict[str, tuple[pytest.Item, TrialSpec, TrialPaths]] = {}
         #: Started, or with an earlier result.
-        self._waiting: dict[str, tuple[RunningTrial, TrialPaths]] = {}
+        self._waiting: dict[str, tuple[TrialJob, TrialPaths]] = {}
         #: Their items did not run, and they are being ended.
-        self._dropped: list[tuple[RunningTrial, TrialPaths]] = []
+        self._dropped: list[tuple[TrialJob, TrialPaths]] = []
 
     def launch(self, trials: Iterable[tuple[pytest.Item, TrialSpec, TrialPaths]]) -> None:
         # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
@@ -365,7 +365,7 @@ class Prefetcher:
                 self._waiting[item.nodeid] = (running, paths)
                 ahead += 1
 
-    def take(self, nodeid: str) -> RunningTrial | None:
+    def take(self, nodeid: str) -> TrialJob | None:
         found = self._waiting.pop(nodeid, None)
         self._queue.pop(nodeid, None)
         self._refill()
@@ -394,14 +394,14 @@ class Prefetcher:
         for trial, _ in reversed(self._waiting.values()):
             trial.interrupt(why)
 
-    def close(self, why: str) -> list[FinishedTrial]:
+    def close(self, why: str) -> list[RecordToWrite]:
         self.interrupt(why)
         waiting, self._waiting = self._waiting, {}
         finished = []
         for trial, paths in waiting.values():
             record = trial.finish()
             if trial.started:
-                finished.append(FinishedTrial(str(paths.file), record.to_dict()))
+                finished.append(RecordToWrite(str(paths.file), record.to_dict()))
         for trial, paths in self._dropped:
             trial.finish()
             if trial.started and not paths.file_in(self._run.results).exists():
@@ -427,7 +427,7 @@ class Run:
         self.selection = selection
         self.results: Path = config.invocation_params.dir / selection.results_dir
         before_use = partial(end_in_order_when_terminated, config)
-        self.runner = TrialRunner(selection, self.results, stamp, before_use, self.trial_started)
+        self.runner = Runner(selection, self.results, stamp, before_use, self.trial_started)
         self.stopping = Stopping(config, selection, stopping_folder)
         #: Made when the first item is run, where there are several slots.
         self.prefetcher: Prefetcher | None = None
@@ -442,7 +442,7 @@ class Run:
         self.tests: list[TrialSpec] = []
         #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
         self.replays: list[Replay] = []
-        self.further_runners: dict[Hashable, TrialRunner] = {}
+        self.further_runners: dict[Hashable, Runner] = {}
         #: The runs of actions of recipes, by file and action.
         self.of_actions: dict[tuple[Path, str], Run] = {}
         #: Name of the action whose run this is, as its items have it.
@@ -465,7 +465,7 @@ class Run:
         #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
         self.held_by: dict[str, str] = {}
         #: Trials that are over, and that no report has brought to the writer yet.
-        self.unreported: list[FinishedTrial] = []
+        self.unreported: list[RecordToWrite] = []
         #: What has interrupted pytest itself, between two phases of an item as well as in one.
         self.interrupted: str | None = None
         self.interrupted_at = math.inf  # in seconds of ``time.monotonic()``
@@ -480,7 +480,7 @@ class Run:
         self.runner.add_plan(plan)
         return plan
 
-    def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
+    def trial_started(self, trial: TrialJob, paths: TrialPaths) -> None:
         """A slot is about to start a trial; called on its thread."""
         if (watcher := self.config.stash.get(WATCHER, None)) is not None:
             cell = self.shown_cell(trial.spec.workload.name, trial.spec.cell)
@@ -522,7 +522,7 @@ class Run:
         key: CellKey | None = None,
         *,
         again: bool = False,
-    ) -> RunningTrial:
+    ) -> TrialJob:
         """Start the trial of an item, unless it was prefetched or, with ``--aorta-resume``, has a result.
 
         ``again``: whether the item has run before in this run; then nothing that is there stands for it. Skips the
@@ -544,7 +544,7 @@ class Run:
     def add_record(self, item: pytest.Item, paths: TrialPaths, record: TrialResult, resumed: bool = False) -> None:
         """Have the item's last report bring this record to the process that writes."""
         not_kept = self.runner.store.not_kept.pop(paths, ())
-        trial = FinishedTrial(str(paths.file), record.to_dict(), resumed, list(not_kept))
+        trial = RecordToWrite(str(paths.file), record.to_dict(), resumed, list(not_kept))
         payload = item.stash[PAYLOAD]
         payload.exit_status = record.exit_status
         payload.trials.append(trial)

@@ -34,12 +34,12 @@ from pytest_aorta.replay import Replay, ReplayError, find_replays, read_record, 
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.replays import Replayed, replayed_cells
 from pytest_aorta.triage.starts import divergences, facts_of_replay
-from pytest_aorta.trial_runner import TrialRunner
+from pytest_aorta.trial_runner import Runner
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.paths import REPLAY
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.engine import RunningTrial, SlotTrial
+    from pytest_aorta.launch.job import TrialJob
     from pytest_aorta.triage.starts import Traced
     from pytest_aorta.triage.verdicts import Table, Triage
     from pytest_aorta.trials.result import TrialResult
@@ -77,7 +77,7 @@ class ReplayItem(TrialItem):
 
     replay: Replay
 
-    def launch(self, extra_env: Mapping[str, str]) -> RunningTrial:
+    def launch(self, extra_env: Mapping[str, str]) -> TrialJob:
         run, shared = self.trial_run, _shared(self.spec)
         if shared not in run.further_runners:
             plan = Plan(tuple(found.spec for found in run.replays if _shared(found.spec) == shared))
@@ -93,13 +93,13 @@ class ReplayItem(TrialItem):
 
 
 def _runner_like(
-    run: Run, spec: TrialSpec, plans: Iterable[Plan], on_start: Callable[[SlotTrial, TrialPaths], object]
-) -> TrialRunner:
+    run: Run, spec: TrialSpec, plans: Iterable[Plan], on_start: Callable[[TrialJob, TrialPaths], object]
+) -> Runner:
     """On the resources, and with the limits, that a trial had."""
     limits, resources = spec.limits, spec.resources
     selection = replace(run.selection, execution=spec.execution, limits=limits, resources=resources, resume=False)
     before_use = partial(end_in_order_when_terminated, run.config)
-    runner = TrialRunner(selection, run.results, run.runner.store.stamp, before_use, on_start)
+    runner = Runner(selection, run.results, run.runner.store.stamp, before_use, on_start)
     runner.plans += plans
     return runner
 
@@ -118,7 +118,7 @@ class Again:
         self._specs = {
             (spec.workload.name, spec.cell, spec.trial_index): spec for plan in plans for spec in plan.trials
         }
-        self._runners: dict[Hashable, TrialRunner] = {}
+        self._runners: dict[Hashable, Runner] = {}
         #: How many replays each file has; and how many trials were run again to look at a place in them.
         self._files: Counter[PurePosixPath] = Counter()
         self._looks = 0
@@ -138,7 +138,7 @@ class Again:
 
     def results(self, replays: Iterable[Replay]) -> Iterator[tuple[Replay, TrialResult]]:
         """Run the trials, as many at a time as they had slots, and write their records; in the order given."""
-        started: list[tuple[Replay, RunningTrial]] = []
+        started: list[tuple[Replay, TrialJob]] = []
         try:
             for replay in replays:
                 started.append((replay, self._runner(replay.spec).start(replay.spec, replay.paths)))
@@ -155,7 +155,7 @@ class Again:
                 trial.finish()
             raise
 
-    def _runner(self, spec: TrialSpec) -> TrialRunner:
+    def _runner(self, spec: TrialSpec) -> Runner:
         shared = _shared(spec)
         if shared not in self._runners:
             self._runners[shared] = _runner_like(self.run, spec, self.run.runner.plans, lambda trial, paths: None)

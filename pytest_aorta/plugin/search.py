@@ -25,7 +25,7 @@ from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.engine import RunningTrial
+    from pytest_aorta.launch.job import TrialJob
     from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -97,7 +97,7 @@ class SearchItem(GeneratedFunction):
             raise TrialFailed(sentence)
 
     def _run(self, run: Run, specs: list[TrialSpec], extra_env: Mapping[str, str]) -> list[TrialFacts]:
-        started: list[tuple[RunningTrial, TrialPaths]] = []
+        started: list[tuple[TrialJob, TrialPaths]] = []
         facts = []
         try:
             for spec in specs:

@@ -27,7 +27,7 @@ from pytest_aorta.workspace.paths import HISTORY, TrialPaths
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_aorta.plugin.run import FinishedTrial, Run
+    from pytest_aorta.plugin.run import RecordToWrite, Run
 
 #: Differences shown, the trial file has all; and names of commands.
 _MOST = 12
@@ -84,7 +84,7 @@ class Summary:
         #: Of the trial with most threads for a core: that, what runs it, how many at a time; ranks, threads, cores.
         self._crowd: tuple[float, str, int, int, int, int] | None = None
 
-    def add(self, trial: FinishedTrial, key: CellKey) -> None:
+    def add(self, trial: RecordToWrite, key: CellKey) -> None:
         result = trial.result
         if TrialPaths(PurePosixPath(trial.path)).repeat:
             self._repeats[result["exit_status"]] += 1

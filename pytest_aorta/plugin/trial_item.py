@@ -43,7 +43,7 @@ from pytest_aorta.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import Json
-    from pytest_aorta.launch.engine import RunningTrial
+    from pytest_aorta.launch.job import TrialJob
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.workspace.paths import TrialPaths
 
@@ -179,7 +179,7 @@ class TrialItem(GeneratedFunction):
 
     trial_run: Run
     spec: TrialSpec
-    running: RunningTrial | None = None
+    running: TrialJob | None = None
     #: Which one in this run it is, once it has begun.
     repeat = Repeat()
 
@@ -226,7 +226,7 @@ class TrialItem(GeneratedFunction):
             raise
         self._wait("setup")
 
-    def launch(self, extra_env: Mapping[str, str]) -> RunningTrial:
+    def launch(self, extra_env: Mapping[str, str]) -> TrialJob:
         run = self.trial_run
         if run.prefetcher is None and run.selection.resources.total_slots > 1 and not is_worker(self.config):
             run.prefetcher = Prefetcher(run)

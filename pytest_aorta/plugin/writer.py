@@ -21,7 +21,7 @@ from pytest_aorta.launch.launch_mode import is_command
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.failures import FailedAlike
 from pytest_aorta.plugin.next_step import next_steps
-from pytest_aorta.plugin.run import WATCHER, FinishedTrial, cell_of
+from pytest_aorta.plugin.run import WATCHER, RecordToWrite, cell_of
 from pytest_aorta.plugin.summary import Summary, understood
 from pytest_aorta.plugin.workload_files import workload_facts
 from pytest_aorta.triage.decisions import Decisions
@@ -224,7 +224,7 @@ class TrialWriter:
         #: What could not be written, and why.
         self.errors: list[str] = []
         #: Trials that may have been ended with the whole run, and when that was, by ``time.monotonic()``.
-        self._doubtful: list[tuple[float, FinishedTrial]] = []
+        self._doubtful: list[tuple[float, RecordToWrite]] = []
 
     def _declare(self, plans: Iterable[Plan]) -> None:
         """Cells are shown in the order of the plan, whichever has the first trial."""
@@ -242,7 +242,7 @@ class TrialWriter:
         payload, properties = report.aorta, dict(report.user_properties)
         found = []
         for record in json.loads(payload["records"]):
-            found.append(FinishedTrial(**record))
+            found.append(RecordToWrite(**record))
         if report.when == "teardown":
             self.notes += json.loads(payload["notes"])
             if not found and not hasattr(report, "node"):
@@ -256,7 +256,7 @@ class TrialWriter:
         if is_of_trial and report.failed and report.when != "teardown":
             self.failed[str(properties["aorta_workload"]), str(properties["aorta_trial_id"])] += 1
 
-    def write(self, trial: FinishedTrial) -> TrialFacts:
+    def write(self, trial: RecordToWrite) -> TrialFacts:
         """Write one trial; one that cannot be written is kept elsewhere, and the run goes on."""
         self._settle()
         return self._write(trial)
@@ -297,7 +297,7 @@ class TrialWriter:
 
         return slurm.setting("KillWait", 30)
 
-    def _write(self, trial: FinishedTrial, *, settles: bool = False) -> TrialFacts:
+    def _write(self, trial: RecordToWrite, *, settles: bool = False) -> TrialFacts:
         paths = TrialPaths(PurePosixPath(trial.path))
         try:
             if settles:
@@ -380,7 +380,7 @@ class TrialWriter:
         self.store.make_room(paths)
         logs = logs_in(paths.folder_in(self.store.results))
         record = lost_record(spec, Failure("launch", "signal", why), logs)
-        self.write(FinishedTrial(str(paths.file), record.to_dict()))
+        self.write(RecordToWrite(str(paths.file), record.to_dict()))
         return spec, paths
 
     def find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.texts import format_ranges, utc_now
-from pytest_aorta.probe.guard import Facts, Guard, ask, describe, keyed_lines, plain, printable, read_text
+from pytest_aorta.probe.guard import Facts, Guard, ask, describe, keyed_lines, plain_data, printable, read_text
 from pytest_aorta.probe.host import accelerator, compilers, host, mhz, runtime_context
 from pytest_aorta.probe.loaded import ModuleCount, Watch, libraries, note_sources
 from pytest_aorta.probe.software import git_state, installed_distributions, packages, torch_build, torch_state
@@ -82,12 +82,12 @@ class StaticEnv:
     modules: ModuleCount | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """What is not of one process, as JSON-able data."""
+        """The parts that are not specific to one process, as JSON-able data."""
         return {name: value for name, value in vars(self).items() if name != "modules"}
 
     @classmethod
     def of_this_process(cls, plain: Mapping[str, Any]) -> StaticEnv:
-        """What another process has found, as ``to_plain`` returns it, with the modules of this one."""
+        """Combine another process's facts, as ``to_plain`` returns them, with the modules of this process."""
         return refreshed(cls(**{**plain, "reasons": tuple(plain["reasons"])}))
 
 
@@ -115,7 +115,7 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     }
     sections: Facts = {}
     with guard.probe("python"):
-        sections["python"] = plain(
+        sections["python"] = plain_data(
             {
                 "version": platform.python_version(),
                 "build": sys.version,
@@ -130,7 +130,7 @@ def collect_static(source: Path | None = None) -> StaticEnv:
         )
     for name, probe in probes.items():
         with guard.probe(name):
-            sections[name] = plain(probe())
+            sections[name] = plain_data(probe())
     clock, start = None, time.perf_counter()
     with contextlib.suppress(OSError):
         clock = mhz(_CLOCK.format(min(os.sched_getaffinity(0))))
@@ -163,10 +163,10 @@ def of_interpreter(static: StaticEnv, python: str) -> StaticEnv:
     installed: dict[str, str] = {}
     with guard.probe("python"):
         told = json.loads(ask([python, "-c", _TELL], _TELLS_WITHIN))
-        sections["python"] = plain(told["python"])
+        sections["python"] = plain_data(told["python"])
         for name, version in told["installed"]:
             installed.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
-        sections["packages"] = plain(packages(installed))
+        sections["packages"] = plain_data(packages(installed))
         if told["python"]["prefix"] != told["python"]["base_prefix"]:
             settings = keyed_lines(Path(told["python"]["prefix"], "pyvenv.cfg"), "=")
             venv = {
@@ -230,16 +230,16 @@ def collect_end(over: bool = True, watch: Watch | None = None) -> Facts:
         objects are mapped, the paths of those that matter, and of those replaced since; ``variables``: what names a
         watched variable, see ``loaded.named_variables``, where one is watched.
     """
-    guard, found = Guard(), Facts(captured_at=utc_now(), torch=None, libraries={})
+    guard, facts = Guard(), Facts(captured_at=utc_now(), torch=None, libraries={})
     with guard.probe("torch"):
-        found["torch"] = torch_state(guard, over)
+        facts["torch"] = torch_state(guard, over)
     with guard.probe("libraries"):
-        found["libraries"] = libraries()
+        facts["libraries"] = libraries()
     if watch is not None and watch.names:
-        found["variables"] = {"note": "not searched"}
+        facts["variables"] = {"note": "not searched"}
         with guard.probe("variables"):
-            found["variables"] = watch.look()
-    return {**found, "partial": bool(guard.reasons), "partial_reasons": guard.reasons}
+            facts["variables"] = watch.look()
+    return {**facts, "partial": bool(guard.reasons), "partial_reasons": guard.reasons}
 
 
 def surroundings(static: StaticEnv, variables: Mapping[str, str]) -> Facts:
@@ -307,7 +307,7 @@ def process(guard: Guard, clock: bool = False) -> Facts:
     this process gets its memory from, as numactl has set it: ``default``, ``bind:0``, ``interleave:0-1``, ...
     """
     cpus, policy = os.sched_getaffinity(0), os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
-    found: Facts = {
+    facts: Facts = {
         "pid": os.getpid(),
         "ppid": os.getppid(),
         "uid": os.getuid(),
@@ -320,37 +320,37 @@ def process(guard: Guard, clock: bool = False) -> Facts:
     }
     for name, which in _LIMITS.items():
         soft, hard = resource.getrlimit(which)
-        found["rlimits"][name] = {"soft": None if soft < 0 else soft, "hard": None if hard < 0 else hard}
+        facts["rlimits"][name] = {"soft": None if soft < 0 else soft, "hard": None if hard < 0 else hard}
     with guard.probe("process.status"):
         status = dict(_STATUS.findall(read_text("/proc/self/status")))
-        found["threads"] = int(status["Threads"]) if "Threads" in status else None
-        found["numa_nodes_allowed"] = status.get("Mems_allowed_list")
-        found["transparent_huge_pages"] = status["THP_enabled"] != "0" if "THP_enabled" in status else None
+        facts["threads"] = int(status["Threads"]) if "Threads" in status else None
+        facts["numa_nodes_allowed"] = status.get("Mems_allowed_list")
+        facts["transparent_huge_pages"] = status["THP_enabled"] != "0" if "THP_enabled" in status else None
     with guard.probe("process.memory"):
         memory = dict(_MEMORY.findall(read_text("/proc/meminfo")))
-        found["huge_pages"] = int(memory["HugePages_Total"]) if "HugePages_Total" in memory else None
-        found["memory_available_bytes"] = int(memory["MemAvailable"]) * 1024 if "MemAvailable" in memory else None
-    for name in found["pressure"]:
+        facts["huge_pages"] = int(memory["HugePages_Total"]) if "HugePages_Total" in memory else None
+        facts["memory_available_bytes"] = int(memory["MemAvailable"]) * 1024 if "MemAvailable" in memory else None
+    for name in facts["pressure"]:
         with contextlib.suppress(OSError):  # as of a kernel that has the files and not the information
             if waited := re.match(r"some avg10=([\d.]+)", read_text(f"{_PRESSURE}/{name}")):
-                found["pressure"][name] = float(waited[1])
+                facts["pressure"][name] = float(waited[1])
     with guard.probe("process.cwd"):
-        found["cwd"] = printable(os.getcwd())
+        facts["cwd"] = printable(os.getcwd())
     with guard.probe("process.load_average"):
-        found["load_average"] = list(os.getloadavg())
+        facts["load_average"] = list(os.getloadavg())
     with guard.probe("process.numa_policy"), contextlib.suppress(FileNotFoundError):  # a kernel without NUMA
         # The first mapping, the program, has no policy of its own. The kernel walks through the pages of every mapping
         # that it gives a line for: no more than that line is read.
         with open("/proc/self/numa_maps", "rb", buffering=0) as file:
             columns = file.read(128).split(maxsplit=2)
-        found["numa_policy"] = columns[1].decode() if len(columns) > 1 else None
+        facts["numa_policy"] = columns[1].decode() if len(columns) > 1 else None
     if clock:
         with guard.probe("process.cpu_clock_mhz"):
-            found["cpu_clock_mhz"] = mhz(_CLOCK.format(min(cpus)))
+            facts["cpu_clock_mhz"] = mhz(_CLOCK.format(min(cpus)))
     if torch := sys.modules.get("torch"):
         with guard.probe("process.torch_threads"):
-            found["torch_threads"] = {
+            facts["torch_threads"] = {
                 "intraop": torch.get_num_threads(),
                 "interop": torch.get_num_interop_threads(),
             }
-    return found
+    return facts

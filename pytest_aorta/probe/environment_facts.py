@@ -208,7 +208,7 @@ def facts_of_section(section: str, content: Mapping[str, Any]) -> dict[Fact, Val
     """The facts in one of the ``sections``; those that are not there are missing."""
     if section == "accelerator":
         content = {**content, **_gpus(content)}
-    found: dict[Fact, Value] = {}
+    facts: dict[Fact, Value] = {}
     for path, value in _leaves(section, content):
         fact = _fact(section, path) if value is not None else None
         if fact is not None:
@@ -216,8 +216,8 @@ def facts_of_section(section: str, content: Mapping[str, Any]) -> dict[Fact, Val
                 shown = _show(path, value)
             except (TypeError, ValueError):  # not the type that this version records
                 shown = str(value)
-            found.setdefault(fact, shown)
-    return found
+            facts.setdefault(fact, shown)
+    return facts
 
 
 @lru_cache(maxsize=10_000)
@@ -256,7 +256,7 @@ def _gpus(accelerator: Mapping[str, Any]) -> dict[str, Any]:
                     values.setdefault(key, set()).add(str(_show(key, value)))
     return {
         "gpus": ", ".join(f"{number} {name}" for name, number in sorted(names.items())) or None,
-        "gpu": {key: sorted(found) for key, found in values.items()},
+        "gpu": {key: sorted(those) for key, those in values.items()},
     }
 
 

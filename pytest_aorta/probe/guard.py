@@ -26,7 +26,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def plain(value: object) -> Any:
+def plain_data(value: object) -> Any:
     """``value`` rebuilt from dict, list, str, int, float, bool and None; NaN and infinities become their names."""
     if value is None or isinstance(value, bool):
         return value
@@ -37,11 +37,11 @@ def plain(value: object) -> Any:
             return float(value)
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return dict(zip(map(printable, map(str, value)), map(plain, value.values()), strict=True))
+        return dict(zip(map(printable, map(str, value)), map(plain_data, value.values()), strict=True))
     if isinstance(value, list | tuple):
-        return list(map(plain, value))
+        return list(map(plain_data, value))
     if isinstance(value, set | frozenset):
-        return sorted(map(plain, value), key=str)
+        return sorted(map(plain_data, value), key=str)
     return printable(str(value))
 
 
@@ -70,12 +70,12 @@ class Guard:
 
     def facts(self, section: str, probes: Mapping[str, Callable[[], object]]) -> Facts:
         """One plain value per name; ``None``, and a reason under ``section.name``, for those whose probe raised."""
-        found: Facts = {}
+        facts: Facts = {}
         for name, probe in probes.items():
-            found[name] = None
+            facts[name] = None
             with self.probe(f"{section}.{name}"):
-                found[name] = plain(probe())
-        return found
+                facts[name] = plain_data(probe())
+        return facts
 
 
 def read_text(file: str | os.PathLike[str]) -> str:
@@ -92,12 +92,12 @@ def first_line(file: str | os.PathLike[str]) -> str | None:
 
 
 def keyed_lines(file: str | os.PathLike[str], separator: str = ":") -> dict[str, str]:
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in read_text(file).splitlines():
         key, separates, value = line.partition(separator)
         if separates:
-            found.setdefault(key.strip(), value.strip())
-    return found
+            values.setdefault(key.strip(), value.strip())
+    return values
 
 
 # What a trial sets for itself must not reach the tools that describe its machine: a preloaded library or another

@@ -30,7 +30,7 @@ _SIMD = (
     *("asimd", "sve", "sve2", "bf16", "i8mm"),
 )
 
-#: Each is found out by itself, so that none takes another with it.
+#: Each fact is determined by itself, so that one failure does not lose the others.
 _GUARDED = (
     *("kernel_command_line", "os_release", "libc", "cpu_cores", "cpu_frequency", "numa_nodes", "numa_balancing"),
     *("transparent_huge_pages", "memory_total_bytes", "swap_total_bytes"),
@@ -57,7 +57,7 @@ _CGROUP_ID = re.compile(r"([0-9a-f]{64})")
 
 
 def host(guard: Guard, root: Path = Path("/")) -> Facts:
-    """The machine; of ``cpu_frequency``, virtual machines have nothing.
+    """The machine; ``cpu_frequency`` is empty on virtual machines.
 
     ``governors`` are those in use, ``max_mhz`` is of the fastest processor, ``limit_mhz`` the lowest limit that is set
     for any, ``boost`` whether it may clock higher than its nominal frequency.
@@ -65,7 +65,7 @@ def host(guard: Guard, root: Path = Path("/")) -> Facts:
     import psutil
 
     name, release, version, machine = os.uname()[1:]
-    found: Facts = {
+    facts: Facts = {
         "hostname": name,
         "kernel": release,
         "kernel_version": version,
@@ -78,21 +78,21 @@ def host(guard: Guard, root: Path = Path("/")) -> Facts:
     with guard.probe("host.cpu_model"):
         cpu = keyed_lines(root / "proc/cpuinfo")
         flags = (cpu.get("flags") or cpu.get("Features") or "").split()
-        found["cpu_model"] = cpu.get("model name") or cpu.get("Model") or cpu.get("cpu") or cpu.get("uarch")
-        found["cpu_simd"] = list(filter(flags.__contains__, _SIMD))
+        facts["cpu_model"] = cpu.get("model name") or cpu.get("Model") or cpu.get("cpu") or cpu.get("uarch")
+        facts["cpu_simd"] = list(filter(flags.__contains__, _SIMD))
     with guard.probe("host.kernel_command_line"):
         if (line := first_line(root / "proc/cmdline")) is not None:
-            found["kernel_command_line"] = redacted_command_line(line)
+            facts["kernel_command_line"] = redacted_command_line(line)
     with guard.probe("host.os_release"), contextlib.suppress(FileNotFoundError):
         release_of = platform.freedesktop_os_release()
-        found["os_release"] = {}
+        facts["os_release"] = {}
         for key in ("ID", "VERSION_ID", "PRETTY_NAME"):
             if key in release_of:
-                found["os_release"][key.lower()] = release_of[key]
+                facts["os_release"][key.lower()] = release_of[key]
     with guard.probe("host.libc"):
-        found["libc"] = " ".join(platform.libc_ver()).strip() or None
+        facts["libc"] = " ".join(platform.libc_ver()).strip() or None
     with guard.probe("host.cpu_cores"):
-        found["cpu_cores"] = psutil.cpu_count(logical=False)
+        facts["cpu_cores"] = psutil.cpu_count(logical=False)
     with guard.probe("host.cpu_frequency"):
         base = root / "sys/devices/system/cpu"
         governors: set[str | None] = set()
@@ -103,17 +103,17 @@ def host(guard: Guard, root: Path = Path("/")) -> Facts:
             limits.append(mhz(policy / "scaling_max_freq"))
             fastest.append(mhz(policy / "cpuinfo_max_freq"))
         boost, no_turbo = first_line(base / "cpufreq/boost"), first_line(base / "intel_pstate/no_turbo")
-        found["cpu_frequency"] = {
+        facts["cpu_frequency"] = {
             "governors": sorted(filter(None, governors)),
             "max_mhz": max(filter(None, fastest), default=None),
             "limit_mhz": min(filter(None, limits), default=None),
             "boost": boost == "1" if boost is not None else no_turbo == "0" if no_turbo is not None else None,
         }
     with guard.probe("host.numa_nodes"):
-        found["numa_nodes"] = len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None
+        facts["numa_nodes"] = len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None
     with guard.probe("host.numa_balancing"):
         if (line := first_line(root / "proc/sys/kernel/numa_balancing")) is not None:
-            found["numa_balancing"] = line != "0"
+            facts["numa_balancing"] = line != "0"
     with guard.probe("host.transparent_huge_pages"):
         folder = root / "sys/kernel/mm/transparent_hugepage"
         if folder.is_dir():
@@ -121,12 +121,12 @@ def host(guard: Guard, root: Path = Path("/")) -> Facts:
             for name in ("enabled", "defrag"):
                 chosen = re.search(r"\[([\w+-]+)\]", read_text(folder / name))  # of "always [madvise] never"
                 pages[name] = chosen[1] if chosen else None
-            found["transparent_huge_pages"] = pages
+            facts["transparent_huge_pages"] = pages
     with guard.probe("host.memory_total_bytes"):
-        found["memory_total_bytes"] = psutil.virtual_memory().total
+        facts["memory_total_bytes"] = psutil.virtual_memory().total
     with guard.probe("host.swap_total_bytes"):
-        found["swap_total_bytes"] = psutil.swap_memory().total
-    return found
+        facts["swap_total_bytes"] = psutil.swap_memory().total
+    return facts
 
 
 def mhz(file: str | Path) -> float | None:
@@ -139,29 +139,29 @@ def mhz(file: str | Path) -> float | None:
 
 def runtime_context(guard: Guard) -> Facts:
     """Facts about container, control group and environment; ``None`` for each that is not there."""
-    found: Facts = dict.fromkeys(("container", "cgroup", "venv", "conda"))
+    context: Facts = dict.fromkeys(("container", "cgroup", "venv", "conda"))
     with guard.probe("runtime_context.container"):
-        found["container"] = container()
+        context["container"] = container()
     with guard.probe("runtime_context.cgroup"):
-        found["cgroup"] = cgroup_limits()
+        context["cgroup"] = cgroup_limits()
     with guard.probe("runtime_context.venv"):
         if sys.prefix != sys.base_prefix:  # not VIRTUAL_ENV, which may be another shell's
             settings = keyed_lines(Path(sys.prefix, "pyvenv.cfg"), "=")
-            found["venv"] = {
+            context["venv"] = {
                 "path": sys.prefix,
                 "base_prefix": sys.base_prefix,
                 "system_site_packages": settings.get("include-system-site-packages", "").lower() == "true",
             }
     with guard.probe("runtime_context.conda"):
         if Path(sys.base_prefix, "conda-meta").is_dir():
-            found["conda"] = {"path": sys.base_prefix, "name": Path(sys.base_prefix).name}
-    return found
+            context["conda"] = {"path": sys.base_prefix, "name": Path(sys.base_prefix).name}
+    return context
 
 
 def container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Facts | None:
     """The container around this process: ``kind``, ``detected_by``; ``id``, ``image``, ``image_id`` if shown."""
     cgroup = read_text(root / "proc/self/cgroup")
-    found: dict[str, str] = {}
+    container: dict[str, str] = {}
     for kind, signs in _CONTAINERS.items():
         for sign in signs:
             if sign.startswith("cgroup "):
@@ -169,15 +169,15 @@ def container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -
             else:
                 is_there = (root / sign[1:]).exists() if sign.startswith("/") else sign in environ
             if is_there:
-                found[sign] = kind
-    if not found:
+                container[sign] = kind
+    if not container:
         return None
     podman = keyed_lines(root / "run/.containerenv", "=")
     image = podman.get("image", "").strip('"')
     identity = _CONTAINER_ID.search(read_text(root / "proc/self/mountinfo")) or _CGROUP_ID.search(cgroup)
     return {
-        "kind": next(iter(found.values())),
-        "detected_by": list(found),
+        "kind": next(iter(container.values())),
+        "detected_by": list(container),
         "id": identity[1] if identity else None,
         "image": image or environ.get("APPTAINER_CONTAINER") or environ.get("SINGULARITY_CONTAINER") or None,
         "image_id": podman.get("imageid", "").strip('"') or None,
@@ -225,8 +225,8 @@ def image_digest(image: str, engine: str = "docker") -> str | None:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    found = answer.stdout.strip()
-    return None if not found else found if ":" in found else f"sha256:{found}"
+    output = answer.stdout.strip()
+    return None if not output else output if ":" in output else f"sha256:{output}"
 
 
 # GPUs, their drivers, the toolkits installed for them, and the compilers on PATH
@@ -267,16 +267,16 @@ _COMPILERS = {"gcc": "", "g++": "", "clang": "", "hipcc": "HIP version", "nvcc":
 def accelerator(guard: Guard) -> Facts:
     """``nvidia``, ``amd``, ``cuda_toolkit`` and ``rocm``; ``None`` for each that this machine does not have."""
     rocm_home = os.environ.get("ROCM_PATH") or os.environ.get("ROCM_HOME") or "/opt/rocm"
-    found: Facts = dict.fromkeys(("nvidia", "amd", "cuda_toolkit", "rocm"))
+    facts: Facts = dict.fromkeys(("nvidia", "amd", "cuda_toolkit", "rocm"))
     with guard.probe("accelerator.nvidia"):
-        found["nvidia"] = nvidia(guard)
+        facts["nvidia"] = nvidia(guard)
     with guard.probe("accelerator.amd"):
-        found["amd"] = amd(guard)
+        facts["amd"] = amd(guard)
     with guard.probe("accelerator.cuda_toolkit"):
-        found["cuda_toolkit"] = cuda_toolkit_in_use()
+        facts["cuda_toolkit"] = cuda_toolkit_in_use()
     with guard.probe("accelerator.rocm"):
-        found["rocm"] = rocm(Path(rocm_home))
-    return found
+        facts["rocm"] = rocm(Path(rocm_home))
+    return facts
 
 
 def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
@@ -292,8 +292,8 @@ def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
     version = next((device["driver_version"] for device in devices if device["driver_version"]), None)
     if version is None:
         with guard.probe("accelerator.nvidia"):
-            found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", first_line(proc / "version") or "")
-            version = found[1] if found else None
+            match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", first_line(proc / "version") or "")
+            version = match[1] if match else None
     return {"driver_version": version, "devices": devices}
 
 
@@ -397,8 +397,8 @@ def rocm(home: Path) -> Facts | None:
         for file in sorted((home / "lib/cmake" / name).glob("*.cmake")):
             if file.name.lower().endswith(("config-version.cmake", "configversion.cmake")):
                 text = file.read_text(encoding="utf-8", errors="replace")
-                if found := re.search(r'set\s*\(\s*PACKAGE_VERSION\s+"([^"]+)"', text):
-                    components[name] = found[1]
+                if match := re.search(r'set\s*\(\s*PACKAGE_VERSION\s+"([^"]+)"', text):
+                    components[name] = match[1]
                 break
     return {"path": os.path.realpath(home), "version": version, "components": components}
 
@@ -408,16 +408,16 @@ def compilers(guard: Guard) -> Facts:
 
     None of them looks at a GPU for this.
     """
-    found: Facts = {}
+    versions: Facts = {}
     for name, mark in _COMPILERS.items():
-        path = found[name] = shutil.which(name)
+        path = versions[name] = shutil.which(name)
         if path is None:
             continue
-        found[name] = {"path": path, "version": None}
+        versions[name] = {"path": path, "version": None}
         with guard.probe(f"compilers.{name}"):
             said = ask([path, "--version"], _TIMEOUT_SEC).strip()
             if not said:
                 raise ToolFailed(f"{name} --version printed nothing")
             line = re.search(f".*{mark}.*", said)
-            found[name]["version"] = (line[0] if line else said.splitlines()[0]).strip()
-    return found
+            versions[name]["version"] = (line[0] if line else said.splitlines()[0]).strip()
+    return versions

@@ -16,7 +16,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -46,12 +46,12 @@ Identity = tuple[int, ...]
 
 
 def _mapped() -> dict[str, bool]:
-    found: dict[str, bool] = {}
+    mapped: dict[str, bool] = {}
     for each in sorted(set(_MAPPED.findall(read_text(_MAPS)))):
         path = each.removesuffix(_GONE)
         if _SHARED_OBJECT.match(os.path.basename(path)):
-            found[path] = each.endswith(_GONE)
-    return found
+            mapped[path] = each.endswith(_GONE)
+    return mapped
 
 
 class _Linked(ctypes.Structure):
@@ -70,49 +70,49 @@ class _Linked(ctypes.Structure):
 _libc = ctypes.CDLL(None)
 _LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Linked), ctypes.c_size_t, ctypes.c_void_p)
 
-#: Folders of the libraries when the maps were last read, how they were, and what there was.
+#: Folders of the libraries when the maps were last read, their state at that time, and the libraries.
 _noted: tuple[list[str], list[int], Facts] | None = None
 
 
 def _changes(folders: list[str]) -> list[int]:
-    """What is another list when a library has been loaded, unloaded, or replaced on the disk."""
-    found: list[int] = []
+    """A list that differs once a library has been loaded, unloaded, or replaced on the disk."""
+    counts: list[int] = []
     for folder in folders:
-        found.append(os.stat(folder).st_mtime_ns)
+        counts.append(os.stat(folder).st_mtime_ns)
 
     def look(linked: Any, size: int, data: object) -> int:
-        found.extend((linked.contents.adds, linked.contents.subs))
+        counts.extend((linked.contents.adds, linked.contents.subs))
         return 1  # of the first library, that is enough
 
     _libc.dl_iterate_phdr(_LOOK(look), None)
-    return found
+    return counts
 
 
 def libraries() -> Facts:
-    """What is mapped; forks of this process that load nothing need not read their maps for it."""
+    """The mapped libraries; forks of this process that load nothing need not read their maps again."""
     global _noted
     with contextlib.suppress(OSError):
         if _noted is not None and _changes(_noted[0]) == _noted[1]:
             return _noted[2]
     mapped = _mapped()
-    found: Facts = {"count": len(mapped), "relevant": [], "replaced": []}
+    facts: Facts = {"count": len(mapped), "relevant": [], "replaced": []}
     for path, gone in mapped.items():
         if _RELEVANT.match(os.path.basename(path)):
-            found["relevant"].append(printable(path))
+            facts["relevant"].append(printable(path))
         if gone:
-            found["replaced"].append(printable(path))
+            facts["replaced"].append(printable(path))
     with contextlib.suppress(OSError):
         folders = sorted(set(map(os.path.dirname, mapped)))
-        _noted = folders, _changes(folders), found
-    return found
+        _noted = folders, _changes(folders), facts
+    return facts
 
 
 def file_identity(path: str) -> Identity:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 # Modules
@@ -127,7 +127,7 @@ class ModuleCount:
 
 
 def imported_since(before: ModuleCount) -> list[str] | None:
-    """Names that ``sys.modules``, which keeps their order, has got since; ``None`` where some have gone as well."""
+    """Names that were added to ``sys.modules`` since, in their order; ``None`` if others were removed."""
     added = len(sys.modules) - before.size
     if added < 0:
         return None
@@ -148,7 +148,7 @@ def file_of(module: object) -> str | None:
 
 
 def children_now() -> tuple[int, frozenset[int]]:
-    """What differs once a child has been started or has ended: the page faults of all that have, and who runs.
+    """Values that differ once a child has started or ended: page faults of ended children, and running children.
 
     Every process has page faults.
     """
@@ -168,31 +168,25 @@ def children_now() -> tuple[int, frozenset[int]]:
 #: Seconds that a search may take: in a torch for CPUs about one for each name, once per installation.
 PATIENCE = 5.0
 
-#: Of the time until the deadline, the share that a search may take.
+#: Largest fraction of the time until the deadline that a search may take.
 _SHARE = 0.25
 
 #: Files that are recorded by name, for each variable.
 _MOST_LABELS = 4
 
-#: Bytes of a library from which the answer about it alone is kept: other cells have other libraries beside it.
+#: Size in bytes from which the answer about a single library is cached: other cells load it beside other libraries.
 _LARGE = 2**20
 
-#: Answers in the user's cache before the older half of them is removed; one has some hundred bytes.
+#: Number of cached answers, some hundred bytes each, before the older half of them is removed.
 _MOST_KEPT = 2000
 
 #: Bytes that are searched between two looks at the clock.
 _CHUNK = 16 * 2**20
 
-#: Bytes of a constant that compilers turn into operands: ``movabs`` takes 8, a register of SSE 16.
-_OPERAND, _VECTOR = 8, 16
-
-#: Longest string that libstdc++'s std::string holds without an allocation, so that code can write it there.
-_SHORT_STRING = 15
-
 #: Characters of the names of variables, each as one byte.
 _IN_NAMES = frozenset(re.findall(rb"[A-Z0-9_]", bytes(range(128))))
 
-#: Names in our own sources are those that others read.
+#: Sources of this package: they list names that other code reads.
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 
 #: Under this name, an answer lists what could not be searched.
@@ -251,9 +245,9 @@ def named_variables(names: Collection[str], seconds: float = PATIENCE) -> Facts:
     # The loader compares names of its own by their end alone, so that a search finds some of them only.
     answer = {**{name: ["the dynamic loader"] for name in names if name.startswith("LD_")}, **answer}
     labels = {name: answer.get(name, []) for name in names}
-    found: Facts = {"by": {name: {"count": len(each), "first": each[:_MOST_LABELS]} for name, each in labels.items()}}
+    facts: Facts = {"by": {name: {"count": len(each), "first": each[:_MOST_LABELS]} for name, each in labels.items()}}
     unsearched = sorted(set(answer.get(_UNSEARCHED, [])))
-    return {**found, "unsearched": unsearched[:_MOST_LABELS]} if unsearched else found
+    return {**facts, "unsearched": unsearched[:_MOST_LABELS]} if unsearched else facts
 
 
 #: Names of the modules that have been looked at, and their sources.
@@ -276,7 +270,7 @@ def search(
     files: Mapping[str, tuple[str, Identity]], names: Collection[str], folder: Path, deadline: float
 ) -> dict[str, list[str]]:
     """The labels of the ``files`` that contain each of the names; files are labels and identities, by path."""
-    found: dict[str, list[str]] = {}
+    labels: dict[str, list[str]] = {}
     for path, (label, identity) in files.items():
         try:
             if file_identity(path) != identity or not identity:
@@ -288,40 +282,33 @@ def search(
             for name in names:
                 holds = partial(_holds, content, os.fsencode(name), deadline)
                 if _kept(folder, (path, identity, name), holds) if len(content) >= _LARGE else holds():
-                    found.setdefault(name, []).append(label)
+                    labels.setdefault(name, []).append(label)
         except OSError:
-            found.setdefault(_UNSEARCHED, []).append(label)
-    return found
+            labels.setdefault(_UNSEARCHED, []).append(label)
+    return labels
 
 
 def _holds(content: bytes | mmap.mmap, word: bytes, deadline: float) -> bool:
-    if isinstance(content, bytes):
-        found = _occurrences(content, word, deadline)
-        return any(content[at - 1 : at] not in _IN_NAMES and _ends(content, at, word) for at in found)
-    if any(_is_stored(content, at, word) for at in _occurrences(content, word[:_OPERAND], deadline)):
-        return True
-    # oneDNN puts its names together from such parts as ONEDNN_ and MAX_CPU_ISA.
-    family, _, rest = word.partition(b"_")
-    parts = (family + b"_\0", rest + b"\0")
-    return family in (b"ONEDNN", b"DNNL") and all(any(True for _ in _occurrences(content, p, deadline)) for p in parts)
-
-
-def _occurrences(content: bytes | mmap.mmap, word: bytes, deadline: float) -> Iterator[int]:
+    """Whether the word is there as a whole; in a library also as the end of another one: linkers merge them."""
+    is_source = isinstance(content, bytes)
     for start in range(0, len(content), _CHUNK):
         if time.monotonic() > deadline:
             raise OutOfTime
         end = start + _CHUNK + len(word) - 1
         at = content.find(word, start, end)
         while at >= 0:
-            yield at
+            after = content[at + len(word) : at + len(word) + 1]
+            if after not in _IN_NAMES and not (is_source and content[at - 1 : at] in _IN_NAMES):
+                return True
             at = content.find(word, at + 1, end)
+    return False
 
 
 def _kept(folder: Path, question: object, find: Callable[[], Any]) -> Any:
     key = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:40]
     with contextlib.suppress(OSError, ValueError):
         return json.loads((folder / key).read_bytes())
-    found = find()
+    answer = find()
     with contextlib.suppress(OSError):
         files = list(os.scandir(folder))
         if len(files) >= _MOST_KEPT:
@@ -329,23 +316,9 @@ def _kept(folder: Path, question: object, find: Callable[[], Any]) -> Any:
                 os.unlink(entry)
         # Without tempfile, which a trial may not have imported: it brings a random generator along.
         unfinished = folder / f"{key}.{os.getpid()}.tmp"
-        unfinished.write_text(json.dumps(found), encoding="utf-8")
+        unfinished.write_text(json.dumps(answer), encoding="utf-8")
         os.replace(unfinished, folder / key)
-    return found
-
-
-def _is_stored(content: mmap.mmap, at: int, word: bytes) -> bool:
-    # Of two strings of which one is the end of the other, linkers keep only the longer one: anything may precede it.
-    if content[at : at + len(word)] == word and _ends(content, at, word):
-        return True
-    if _OPERAND <= len(word) <= _SHORT_STRING and at >= 2:
-        # REX.W, with or without B, and the opcode of movabs with the number of a register.
-        return content[at - 2] in (0x48, 0x49) and 0xB8 <= content[at - 1] <= 0xBF
-    return len(word) >= _VECTOR and at % _VECTOR == 0 and content[at : at + _VECTOR] == word[:_VECTOR]
-
-
-def _ends(content: bytes | mmap.mmap, at: int, word: bytes) -> bool:
-    return content[at + len(word) : at + len(word) + 1] not in _IN_NAMES
+    return answer
 
 
 def _cache_folder() -> Path | None:

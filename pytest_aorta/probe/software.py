@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pytest_aorta.probe.guard import Facts, Guard, ask, plain, words
+from pytest_aorta.probe.guard import Facts, Guard, ask, plain_data, words
 
 # Distributions: versions of those that matter, and a digest of them all
 
@@ -53,7 +53,7 @@ def packages(installed: Mapping[str, str]) -> Facts:
 
 def package_list(installed: Mapping[str, str]) -> Facts:
     """``digest`` as in ``packages``, ``count``, and ``versions`` of all distributions, as plain data."""
-    listing: Facts = plain({**packages(installed), "versions": dict(sorted(installed.items()))})
+    listing: Facts = plain_data({**packages(installed), "versions": dict(sorted(installed.items()))})
     return listing
 
 
@@ -127,21 +127,21 @@ def git_state(source: Path | None, guard: Guard) -> Facts | None:
         command = [git, "-C", str(root), "-c", "core.fsmonitor=false", "--literal-pathspecs", *question]
         return ask(command, _GIT_TIMEOUT_SEC, _ENVIRON).strip()
 
-    found: Facts = dict.fromkeys(("root", "commit", "branch", "dirty", "changed_files", "source_tracked"))
-    found["root"] = str(root)
+    state: Facts = dict.fromkeys(("root", "commit", "branch", "dirty", "changed_files", "source_tracked"))
+    state["root"] = str(root)
     with guard.probe("git.status"):
         lines = output("status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no").splitlines()
         heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
         changed = sum(not line.startswith("#") for line in lines)
-        found |= {
+        state |= {
             "commit": None if heads.get("branch.oid") == "(initial)" else heads.get("branch.oid"),
             "branch": None if heads.get("branch.head") == "(detached)" else heads.get("branch.head"),
             "dirty": changed > 0,
             "changed_files": changed,
         }
     with guard.probe("git.tracked"):
-        found["source_tracked"] = bool(output("ls-files", "--cached", "--", str(source.relative_to(root))))
-    return found
+        state["source_tracked"] = bool(output("ls-files", "--cached", "--", str(source.relative_to(root))))
+    return state
 
 
 # Torch: how it was built, and what it has been set to
@@ -264,7 +264,7 @@ def torch_state(guard: Guard, over: bool = True) -> Facts | None:
                 "settings": getattr(torch._C, "_accelerator_getAllocatorSettings", lambda: None)() or None,
                 "backend": getattr(torch._C, "_cuda_getAllocatorBackend", lambda: None)(),
             },
-            "devices": lambda: {kind: found for kind in ("cuda", "xpu") if (found := _devices(kind)) is not None},
+            "devices": lambda: {kind: devices for kind in ("cuda", "xpu") if (devices := _devices(kind)) is not None},
             "process_group": _process_group,
         },
     )

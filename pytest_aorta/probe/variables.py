@@ -107,23 +107,23 @@ NAMES = words(
 """Single names outside the families: ranks, numerics, and what decides which libraries and allocator are loaded."""
 
 
-#: Set by what starts processes, for each job or each process: places, and no settings.
+#: Variables that launchers set for each job or process: they say where it runs, and are no settings.
 _PLACES = words("SLURM PET TORCHELASTIC RANK LOCAL ROLE GROUP WORLD MASTER OMPI")
 
-#: Which devices these show is a place, and how many a setting.
+#: Variables with lists of devices: which ones says where a process runs, how many is a setting.
 _VISIBLE_DEVICES = words("CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES")
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of ``recorded_variables`` that are equal in all jobs and processes which are to do the same.
+    """The ``recorded_variables`` that are equal in all jobs and processes that do the same.
 
-    Of variables with a list of devices, the number of them.
+    A list of devices is replaced by the number of devices.
     """
-    found = {}
+    settings = {}
     for name, value in recorded_variables(environ).items():
         if (setting := as_setting(name, value)) is not None:
-            found[name] = setting
-    return found
+            settings[name] = setting
+    return settings
 
 
 def as_setting(name: str, value: str) -> str | None:
@@ -144,12 +144,12 @@ def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()
     else is recorded.
     """
     named = frozenset(overlay)
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     # Over the names, not the items: os.environ decodes each value that is looked at, and this runs in every trial.
     for name in environ:
         if name in named or ((name in NAMES or name.partition("_")[0] in FAMILIES) and not is_secret_name(name)):
-            found[printable(name)] = shown_value(name, environ[name])
-    return dict(sorted(found.items()))
+            variables[printable(name)] = shown_value(name, environ[name])
+    return dict(sorted(variables.items()))
 
 
 #: What pytest, its plugins and a shell set for each process.

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.settings import COLLECT, OPTION
-from pytest_aorta.triage.signatures import Signature, bounded, shown, signature_of
+from pytest_aorta.triage.signatures import Signature, bounded, on_one_line, signature_of
 from pytest_aorta.trials.losses import (
     did_not_run,
     is_in_doubt,
@@ -413,7 +413,7 @@ def judged_together(trials: Sequence[TrialFacts]) -> Sequence[TrialFacts]:
     reasons = {each.obstacle for each in trials if each.is_counted}
     if len(reasons) != 1 or None in reasons:
         return trials
-    why = Signature("exception", "run", message=bounded(shown(reasons.pop() or "")))
+    why = Signature("exception", "run", message=bounded(on_one_line(reasons.pop() or "")))
     return [replace(each, outcome="did not run", signature=why) if each.is_counted else each for each in trials]
 
 

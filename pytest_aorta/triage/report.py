@@ -22,11 +22,8 @@ from pytest_aorta.common.texts import (
     ESCAPES,
     counted,
     first_names,
-    own_frames,
     printable,
     read_tail,
-    stacks_excerpt,
-    without_runner,
 )
 from pytest_aorta.probe.environment_facts import GPUS
 from pytest_aorta.settings import RequestError
@@ -39,6 +36,7 @@ from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.starts import Found, Heat, sentences, with_replays
 from pytest_aorta.triage.verdicts import check_baseline
+from pytest_aorta.trials.tracebacks import stacks_excerpt, without_callers, without_runner
 from pytest_aorta.workspace.atomic import write_text
 
 #: Longest name, and line of a heading.
@@ -216,7 +214,7 @@ def _failed_trial(record: Mapping[str, Any], file: str) -> dict[str, Any]:
         "message": "" if shown == headline else shown,
         "details": "\n".join(one_line(text, 400) for text in details),
         "variables that were set": "\n".join(one_line(f"{name}={value}", 1_000) for name, value in overlay),
-        "traceback": bounded("\n".join(own_frames((failure.get("traceback") or "").rstrip().splitlines()))),
+        "traceback": bounded("\n".join(without_callers((failure.get("traceback") or "").rstrip().splitlines()))),
     }
     folder, files = PurePosixPath(file).parent, dict(record.get("artifacts") or {})
     for name, found in (record.get("collected") or {}).items():

@@ -1,4 +1,4 @@
-"""What stays of a failure's message from trial to trial: its words, without numbers, addresses, paths and ids."""
+"""Signatures of failures: a message without the numbers, addresses, paths and ids that differ from trial to trial."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import PurePosixPath
 from typing import Any
 
 from pytest_aorta.common.texts import ESCAPES, native_function, one_line
+from pytest_aorta.trials.tracebacks import HEADING, Frame, exceptions_in, failed_frames, native_frames, own_frames
 
 #: Characters of a line that are looked at.
 _LOOKED_AT = 2000
@@ -17,13 +17,13 @@ _LOOKED_AT = 2000
 #: Longest text that is returned, in characters.
 LONGEST = 160
 
-#: Words whose number says which one of several equal things it was. In other words it is a part of the name: conv2d.
+#: Words whose number counts equal things. In any other word the number is a part of the name: conv2d.
 _NUMBERED = (
     r"rank|ranks|gpu|cuda|hip|worker|node|host|thread|pid|tid|port|slot|dev|device|step|iter|iteration|epoch|trial|"
     r"attempt|process|proc|card|renderd|gw|fd|layer|layers|block|blocks|expert|bucket|shard|batch|core|cpu|queue"
 )
 
-#: What loggers put before a line: torchrun's rank, times, glog's severity and place, the kernel and its journal.
+#: Prefixes of loggers: torchrun's rank, times, glog's severity and place, the kernel and its journal.
 _BEFORE = re.compile(
     r"\A(?:\s*(?:"
     r"\[(?:rank\s?|default)?\d+\]:(?=\s|\[)"
@@ -38,10 +38,10 @@ _BEFORE = re.compile(
     re.IGNORECASE,
 )
 
-#: The name of a host, where the word before says that it is one: with a digit, as that differs from trial to trial.
+#: The name of a host, after a word that says it is one; it has a digit, which differs from trial to trial.
 _HOST = r"(?=[a-z.-]*\d)[a-z\d](?:[\w.-]*[a-z\d])?"
 
-#: What libraries say of one and the same failure in several ways, or with what differs from trial to trial.
+#: Messages of libraries that say one failure in several ways, or with details that differ from trial to trial.
 _SAID = [
     (re.compile(pattern, re.IGNORECASE), by)
     for pattern, by in (
@@ -79,7 +79,7 @@ _SAID = [
 #: What NCCL and RCCL say of their last error, in a line of its own.
 _LAST_ERROR = re.compile(r"^Last error:[ ]*\n?(\S[^\n]*)$", re.MULTILINE)
 
-#: Errors of a GPU that a call reports which has nothing to do with them: where that was says nothing.
+#: Errors of a GPU that any later call may report: the place of that call says nothing.
 _ELSEWHERE = re.compile(
     r"\b(?:CUDA|HIP) (?:error|runtime error \(\d+\) ): "
     r"(?:device-side assert|an? (?:illegal|misaligned|invalid program counter)|misaligned"
@@ -97,84 +97,111 @@ _CODES = re.compile(
 
 #: To keep digits: they become characters of a private area, which no rule changes.
 _HIDE = {ord(digit): 0xE000 + int(digit) for digit in "0123456789"}
+_SIGNS = (":", ": ", "=")
 _NUMBER_AT_END = re.compile(r"(?:0x[0-9a-f]+|\d+)$", re.IGNORECASE)
 _UNHIDE = {hidden: digit for digit, hidden in _HIDE.items()}
 
-_REPLACED = [
-    (re.compile(pattern, re.IGNORECASE), by)
-    for pattern, by in (
-        (r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>|,;()\[\]{}]+", "<url>"),
-        # absolute, relative to . .. or ~, of Windows, and relative ones of a file with an ending
-        (r"(?<![\w./>~-])(?:~|\.{1,2})?/[^\s'\"<>|:,;()\[\]{}=]+", "<path>"),
-        (r"(?<![\w/])[a-z]:\\[^\s'\"<>|:,;()\[\]{}]+", "<path>"),
-        (r"(?<![\w./>~-])(?:[\w.+-]+/)+[\w.+-]*\.[a-z]\w{0,7}\b(?!/)", "<path>"),
-        (r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", "#"),
-        (r"\btmp[a-z0-9_]{6,}\b", "#"),
-        # a host before its port, in brackets, or where its name has a digit and it is said what it is
-        (r"(?<![\w<.:-])[\w.:-]{1,100}<\d+>", "#"),
-        (r"(?<![\w\])])\[[a-z][\w.-]*\](?=:\d)", "[#]"),
-        (r"(?<= connect to \()[\w.-]+(?=, \d)", "#"),
-        (rf"(?<![\w-])((?:host|hostname|peer|server|connect to|connection (?:to|from)) ){_HOST}(?![\w-])", r"\1#"),
-        (r"(?<![\w-])((?:host|hostname|node|nodename|machine)(?:: ?|=))[a-z][\w.-]*\w", r"\1#"),
-        (r"(?<![\w-])((?:node|on|from) )(?=[\w.]*-[\w.-]*\d)[a-z][\w.-]*\w", r"\1#"),
-        (rf"(?<= on node ){_HOST}(?![\w-])", "#"),
-        (r"(?<![\w./-])(?!gfx|sha|sm)[a-z]{2,}\d{4,}(?![\w-])", "#"),
-        # hexadecimal digits where an address or the number of a device stands
-        (r"\b((?:device|address|addr|at|ip|sp|pc|ch|channel) )(?=[a-f]*\d)[0-9a-f]+(?![\w:.-])", r"\1#"),
+
+def _after(*words: str) -> str:
+    return "(?:" + "|".join(rf"(?<=(?<![\w-]){word})" for word in words) + ")"
+
+
+#: Characters of a path, without those that end it in a sentence.
+_OF_PATH = r"[^\s'\"<>|:,;()\[\]{}=]+"
+
+#: A number, perhaps with grouped digits, as a version, as a shape (``2x3``), or with its unit.
+_A_NUMBER = r"[-+]?(?!0x)\d[\d_]*(?:\.\d+)*(?:e[-+]?\d+)?(?!\d)(?:(?:x\d+)+|\s?(?:[kmgt]i?b|bytes?)\b)?"
+
+#: The masking rule: a URL becomes ``<url>``, a path ``<path>``; ids, hosts, addresses, times and numbers become ``#``.
+#: The first form that matches counts. Digits within a name stay, except after words that count equal things.
+_FORMS = {
+    "url": [r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>|,;()\[\]{}]+"],
+    "path": [
+        rf"(?<![\w./>~-])(?:~|\.{{1,2}})?/{_OF_PATH}",
+        rf"(?<![\w/])[a-z]:\\{_OF_PATH}",
+        r"(?<![\w./>~-])(?:[\w.+-]+/)+[\w.+-]*\.[a-z]\w{0,7}\b(?!/)",  # relative, of a file with an ending
+    ],
+    "id": [
+        r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b",
+        r"\btmp[a-z0-9_]{6,}\b",
+        r"\(nil\)|\b0x[0-9a-f]+(?:_[0-9a-f]+)*\b",
+        rf"{_after('device ', 'address ', 'addr ', 'at ', 'ip ', 'sp ', 'pc ', 'ch ', 'channel ')}"
+        r"(?=[a-f]*\d)[0-9a-f]+(?![\w:.-])",
+        r"(?<!\w)(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{8,}(?!\w)",
+    ],
+    "host": [  # before its port, in brackets, after a word that says what it is, or a name such as nid001277
+        r"(?<![\w<.:-])[\w.:-]{1,100}<\d+>",
+        r"(?<=(?<![\w\])]\[))[a-z][\w.-]*(?=\]:\d)",
+        r"(?<= connect to \()[\w.-]+(?=, \d)",
+        rf"{_after('host ', 'hostname ', 'peer ', 'server ', 'connect to ', 'connection to ', 'connection from ')}"
+        rf"{_HOST}(?![\w-])",
+        rf"{_after(*(word + sign for word in ('host', 'hostname', 'node', 'nodename', 'machine') for sign in _SIGNS))}"
+        r"[a-z][\w.-]*\w",
+        rf"{_after('node ', 'on ', 'from ')}(?=[\w.]*-[\w.-]*\d)[a-z][\w.-]*\w",
+        rf"(?<= on node ){_HOST}(?![\w-])",
+        r"(?<![\w./-])(?!gfx|sha|sm)[a-z]{2,}\d{4,}(?![\w-])",
+    ],
+    "numbered": [rf"(?<![a-z0-9])(?:{_NUMBERED})\d+(?![a-z0-9])"],
+    "number": [
+        r"\b\d{4}-\d\d-\d\d(?:[t ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?)?",
         # times, IPv6, MAC, buses
-        (r"(?<![\w:])(?=[0-9a-f:]*[0-9])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:])(?:[.,]\d+)?", "#"),
-        (r"\(nil\)", "#"),
-        (r"\b0x[0-9a-f]+(?:_[0-9a-f]+)*\b", "#"),
-        (r"(?<![\w.])[-+]?\d+(?:\.\d+)?e[-+]?\d+(?!\w)", "#"),
-        (r"(?<![\w])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{8,}(?![\w])", "#"),
-        (rf"(?<![a-z0-9])({_NUMBERED})\d+(?![a-z0-9])", r"\1#"),
-        (r"(?<=[a-z_\])#]\.)\d+(?![\w])", "#"),  # layers.3.mlp
-        (r"(?<=\w=)[-+]?(?:inf|nan|infinity)(?!\w)", "#"),
-        (r"\b\d{4}-\d\d-\d\d(?:[t ](?=[\d#]))?", "#"),
-        (r"(?<![a-z0-9.])[-+]?\d[\d_]*(?:\.\d+)*(?:e[-+]?\d+)?(?![\d])(?:\s?(?:[kmgt]i?b|bytes?)\b)?", "#"),
-        (r"(?<=#)(?:x\d+)+", ""),
-        (r"[-+]?#(?:[\s,:.x_-]*#)+", "#"),
-        (r"#,(?=\))", "#"),
-    )
-]
+        r"(?<![\w:])(?=[0-9a-f:]*\d)(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:])(?:[.,]\d+)?",
+        r"(?<=[a-z_\])#]\.)\d+(?!\w)",  # layers.3.mlp
+        r"(?<=\w=)[-+]?(?:inf|nan|infinity)(?!\w)",
+        rf"(?<![a-z0-9.]){_A_NUMBER}",
+    ],
+}
+_MASKED = re.compile("|".join(f"(?P<{kind}>{'|'.join(forms)})" for kind, forms in _FORMS.items()), re.IGNORECASE)
+
+#: A list of masked numbers is one, however long.
+_SEVERAL = re.compile(r"[-+]?#(?:[\s,:.x_-]*[-+]?#)+|#,(?=\))")
 
 
-def words_of(message: str, host: str = "") -> str:
-    """One line of a message that is the same for every trial that fails for this reason.
+def masked(text: str) -> str:
+    """Mask what differs from trial to trial by the rule of ``_FORMS``; a list of numbers becomes one ``#``."""
 
-    It is the first line with anything on it, with the next one where that says what was ``raised:``; of a message
-    that contains a traceback, as that of an exception in a worker of a ``DataLoader``, the last. Numbers,
-    addresses, ids in hexadecimal digits and names of temporary files become ``#``, and so do lists of them,
-    whatever their length; paths become ``<path>``. Digits that belong to a name stay: ``float16``, and so do codes
-    of errors: ``Xid 79``. Names of hosts are numbers, too: that of ``host``, those that differ from it in digits,
-    and those at places where libraries write them. At most ``LONGEST`` characters.
+    def mask(match: re.Match[str]) -> str:
+        if match.lastgroup == "numbered":
+            return match[0].rstrip("0123456789") + "#"
+        return f"<{match.lastgroup}>" if match.lastgroup in ("url", "path") else "#"
+
+    return _SEVERAL.sub("#", _MASKED.sub(mask, text))
+
+
+def message_words(message: str, host: str = "") -> str:
+    """One line of a message that is equal for all trials that fail for the same reason.
+
+    It is the first line that is not empty, with the next line if the first ends in ``raised:``. If the message contains
+    a traceback, such as one from a worker of a ``DataLoader``, it is the last line. Numbers, addresses, hexadecimal
+    ids, names of temporary files, and lists of these of any length become ``#``; paths become ``<path>``. Digits of a
+    name (``float16``) and of an error code (``Xid 79``) stay. Names of hosts become ``#`` too: ``host``, names that
+    differ from it in digits only, and names in the places where libraries write hosts. It has at most ``LONGEST``
+    characters.
     """
     lines = [line for line in message.splitlines() if line.strip()]
     line = lines[0] if lines else ""
     if line.rstrip().endswith(" raised:") and len(lines) > 1:
         line = f"{line.strip()} {lines[1].strip()}"
-    if any(each.endswith("Traceback (most recent call last):") for each in lines):
+    if any(each.endswith(HEADING) for each in lines):
         line = lines[-1]
     elif last_error := _LAST_ERROR.search(message):
         line = f"{line}: {last_error[1]}"
-    line, before = shown(line[:_LOOKED_AT]), None
-    while before != line:  # a replacement can bring two others side by side
+    line, before = on_one_line(line[:_LOOKED_AT]), None
+    while before != line:  # a replacement can make another one possible
         before = line
         line = _BEFORE.sub("", line)
         for pattern, by in _SAID:
             line = pattern.sub(by, line)
         if host:
             line = _named_alike(host).sub("#", line)
-        line = _CODES.sub(lambda code: _NUMBER_AT_END.sub(lambda found: found[0].translate(_HIDE), code[0]), line)
-        for pattern, by in _REPLACED:
-            line = pattern.sub(by, line)
-        line = line.translate(_UNHIDE)
+        line = _CODES.sub(lambda code: _NUMBER_AT_END.sub(lambda number: number[0].translate(_HIDE), code[0]), line)
+        line = masked(line).translate(_UNHIDE)
     return bounded(line.strip())
 
 
 @lru_cache(maxsize=64)
 def _named_alike(host: str) -> re.Pattern[str]:
-    """The name of a host, and those that differ from it in digits only, with or without a domain."""
+    """Matches the name of a host, and names that differ from it in digits only, with or without a domain."""
     name = host.partition(".")[0]
     if not any(char.isdigit() for char in name):  # it may be a word
         return re.compile(r"(?!)")
@@ -182,8 +209,8 @@ def _named_alike(host: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w.-]){name}(?:\.[a-z][\w-]*)*(?![\w-])", re.IGNORECASE)
 
 
-def shown(text: str) -> str:
-    """A text on one line, without what a terminal takes for a command."""
+def on_one_line(text: str) -> str:
+    """A text on one line, without escape sequences of terminals."""
     return one_line(" ".join(ESCAPES.sub("", text).split()))
 
 
@@ -192,84 +219,7 @@ def bounded(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else text[: longest - 1].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
 
 
-#: A frame of a traceback, also of one in an exception group; or one of ``faulthandler``, which has no second comma.
-_FRAME = re.compile(r'^[ |+]*File "(?P<file>[^"\n]*)", line (?P<line>\d+)(?:,? in (?P<name>[^\n]+))?$', re.MULTILINE)
-
-#: The heading of a traceback; a message may contain that of another process.
-_TRACEBACK = re.compile(r"^[^\n]*Traceback \(most recent call last\):$", re.MULTILINE)
-
-#: What is between the tracebacks of exceptions that follow from each other.
-_FOLLOWS = re.compile(
-    r"^(?:The above exception was the direct cause of|During handling of the above exception, another) .*$",
-    re.MULTILINE,
-)
-
-#: The heading of the thread that has crashed.
-_CRASHED = re.compile(r"^Current thread 0x[0-9a-f]+[^\n]*\(most recent call first\):$", re.MULTILINE)
-
-#: A frame in C, as ``faulthandler`` writes it since Python 3.14: ``Binary file "libx.so", at f+0x12 [0x7f...]``.
-_NATIVE = re.compile(
-    r'^  Binary file "(?P<file>[^"\n]*)", at (?P<name>[^\n]+?)(?:\+0x[0-9a-f]+)? \[[^\n]*$', re.MULTILINE
-)
-
-#: Files of this package, which call the workload, and which it may call.
-_RUNNER = re.compile(r"(?:^|/)pytest_aorta/(?:common|launch|plugin|probe|registry|runtime|trials|workspace)/")
-
-#: Files of libraries and of the interpreter, which the workload calls.
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One call."""
-
-    file: str
-    line: int
-    name: str
-
-    @property
-    def text(self) -> str:
-        """``train.py:88 in step``."""
-        path = PurePosixPath(self.file.replace("\\", "/"))
-        name = f"{path.parent.name}/{path.name}" if path.stem in ("__init__", "__main__") else path.name
-        return f"{name}:{self.line}" + (f" in {self.name}" if self.name not in ("", "<module>") else "")
-
-
-def frames_of(text: str) -> list[Frame]:
-    """The frames in which a process has failed, innermost first.
-
-    Of exceptions that follow from each other, those of the last; of several threads, those of the one that has crashed.
-    """
-    crashed = _CRASHED.search(text)
-    headings = [] if crashed else list(_TRACEBACK.finditer(text))
-    text = text[crashed.end() :].partition("\n\n")[0] if crashed else text[headings[-1].end() :] if headings else ""
-    found = [Frame(each["file"], int(each["line"]), each["name"] or "") for each in _FRAME.finditer(text)]
-    return found if crashed else found[::-1]
-
-
-def own_frames(frames: Sequence[Frame], target: str) -> list[Frame]:
-    """The frames of the user's code: not of the standard library, of installed packages, or of this one.
-
-    The package that the workload itself is in counts, also if it is installed. ``frames``: innermost first. ``target``:
-    of the workload, ``FILE:CLASS`` or ``MODULE:CLASS``; empty for not known.
-    """
-    module = target.rpartition(":")[0]
-    package = f"-packages/{module.partition('.')[0]}"
-    found: list[Frame] = []
-    for frame in frames:
-        if _RUNNER.search(frame.file):
-            if found:  # what follows has started the trial
-                break
-        elif module.endswith(".py"):
-            found += [frame] if frame.file == module or not _LIBRARY.search(frame.file) else []
-        elif not _LIBRARY.search(frame.file) or (
-            module and (f"{package}/" in frame.file or frame.file.endswith(f"{package}.py"))
-        ):
-            found.append(frame)
-    return found
-
-
-#: Types of exceptions that say less than any message, or the same.
+#: Types of exceptions that say no more than their message.
 _SAY_LESS = ("Exception", "RuntimeError", "ValueError", "AssertionError", "SystemExit")
 
 #: Longest place, and longest text of a signature, in characters.
@@ -277,7 +227,7 @@ _PLACE = 50
 _SHORT = 40
 _TEXT = 260
 
-#: What is said of a worker that a signal has ended, by torch in the parent and in the worker.
+#: What torch says in the parent, and in the worker, if a signal has ended a worker.
 _WORKER = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: ([\w -]+)|exited unexpectedly)"
     r"|Unexpected ([\w -]+) encountered in worker"
@@ -299,10 +249,10 @@ _HUNG = re.compile(
 _LOCKS = re.compile(r"; ([^;\n]+ waits for lock [^;\n]+?)(?: \(last: [^)\n]*\))?$")
 _LOCK = re.compile(r"(\S+)(?: waits)? for lock \S+ at ([^:\n]*):(\d+)")
 
-#: Characters at its end that are searched for that.
+#: Characters at the end of a message in which such a place is searched.
 _END = 500
 
-#: What a process has said as it aborted; each has one group, the reason.
+#: Lines that a process writes as it aborts; the one group is the reason.
 _ABORTED = [
     re.compile(pattern, re.MULTILINE)
     for pattern in (
@@ -319,14 +269,14 @@ _ABORTED = [
 #: What the judge puts before a failure.
 _OF_RANKS = re.compile(r"^ranks? \d[\d,-]*: ")
 
-#: Keys of ``failure_details`` whose values come first, without the key; and those whose values are left out.
+#: Keys of ``failure_details`` whose values come first, without the key; and keys whose values are left out.
 _WHAT = ("kind", "type", "error", "message", "reason")
 _NOT_WHAT = ("note", "traceback", "at", "rank", "phase")
 
 #: Entries of them that make up a message.
 _WORDS = 4
 
-#: Of a record without a failure.
+#: Kind and phase for a record without a failure.
 _KINDS = {"timeout": ("timeout", "run"), "infrastructure_failed": ("exception", "launch")}
 
 
@@ -335,7 +285,7 @@ class Signature:
     """What failing trials have in common.
 
     Attributes:
-        kind: of the failure, as in the record; or that a rule of the user has ``named`` it: then no more is known.
+        kind: kind of the failure, as in the record; or ``named``, if a rule of the user has given it a name.
         type: of the exception, or name of the signal.
         role: ``rank`` where one rank of several has failed, whichever it was.
         where: innermost frame of the user's code, ``train.py:88 in step``, with the one that has called it where that
@@ -343,7 +293,7 @@ class Signature:
         message: first line, without numbers, addresses, paths and ids. Of a signal, what the process has said, or the
             innermost function that is known; of a hang, the function of a library that it was in; of a failed result,
             the words of its first detail.
-        cause: of an exception that was raised while another one was handled: that one.
+        cause: the exception that was being handled when this one was raised.
     """
 
     kind: str
@@ -384,21 +334,21 @@ class Signature:
 def signature_of(record: Mapping[str, Any], rules: Sequence[tuple[str, str]] = ()) -> Signature | None:
     """The signature of a trial's record; ``None`` where it has not failed.
 
-    Of ranks, it is that of the one that is the cause. Where the text of the signature, the message or the traceback
-    matches one of the ``rules`` (names with regular expressions), it is the name of the first such rule, and no more.
+    For ranks, it is the signature of the rank that is the cause. If the signature's text, the message or the traceback
+    matches one of the ``rules`` (names with regular expressions), it is only the name of the first such rule.
     """
     if record["exit_status"] == "ok":
         return None
-    found = _signature_of(record)
+    signature = _signature_of(record)
     if rules:
         failure = record.get("failure") or {}
         details = (each for each in record["result"].get("failure_details") or () if isinstance(each, Mapping))
         said = [value for each in details for value in each.values() if isinstance(value, str)]
-        texts = [found.text, failure.get("message") or "", failure.get("traceback") or "", *said]
+        texts = [signature.text, failure.get("message") or "", failure.get("traceback") or "", *said]
         for name, pattern in rules:
             if any(re.search(pattern, text, re.MULTILINE) for text in texts):
                 return Signature("named", "", message=name)
-    return found
+    return signature
 
 
 def _signature_of(record: Mapping[str, Any]) -> Signature:
@@ -414,68 +364,64 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
     if ended := _ended_worker(failure, (detected.get("worker") or {}).get("first") or ""):
         return Signature("exception", phase, message=ended)
     target = ((record.get("request") or {}).get("workload") or {}).get("target") or ""
-    frames = frames_of(text)
+    frames = failed_frames(text)
     if kind == "signal" and failure.get("signal"):
-        said = next((found[1] for pattern in _ABORTED if (found := pattern.search(text))), "")
+        said = next((match[1] for pattern in _ABORTED if (match := pattern.search(text))), "")
         if said:
             last_error = _LAST_ERROR.search(text)
-            words = words_of(f"{said}\n{last_error[0]}" if last_error else said, host)
+            words = message_words(f"{said}\n{last_error[0]}" if last_error else said, host)
         else:
             own = own_frames(frames, target)
             called = frames[0].name if own and frames[0] != own[0] else ""
-            native = ((found["name"], found["file"]) for found in _NATIVE.finditer(text))
-            words = shown(native_function(native)[0] or called)
+            words = on_one_line(native_function(native_frames(text))[0] or called)
         where = "" if _ELSEWHERE.search(words) else _place(frames, target)
-        return Signature(kind, phase, shown(failure["signal"]), role, where, bounded(words))
+        return Signature(kind, phase, on_one_line(failure["signal"]), role, where, bounded(words))
     if kind in ("timeout", "stall"):
         where, called = _hung(record, failure)
         # The C function in which the collector ``native`` has found the rank that is blamed, or the only process.
         native_data = ((record.get("collected") or {}).get("native") or {}).get("data") or {}
-        called = called or shown((native_data.get(f"rank_{failure.get('rank') or 0}") or {}).get("function") or "")
+        called = called or on_one_line(
+            (native_data.get(f"rank_{failure.get('rank') or 0}") or {}).get("function") or ""
+        )
         return Signature(kind, phase, "", "rank" if record.get("ranks") else role, where, called)
     if kind == "exit_code":
-        words = words_of(message, host) if code is None else f"exit code {code}"
+        words = message_words(message, host) if code is None else f"exit code {code}"
         if not role:  # of ranks, the lines are of all of them, and say what has followed from the cause as well
             last = _LAST_WORDS.match(message)
             said = [name for name in detected if name != "nan" or last is None]
             if said:
                 words = f"{words} ({said[0]})"
             elif last is not None:
-                words = f"{words}: {words_of(last[1], host)}"
+                words = f"{words}: {message_words(last[1], host)}"
         return Signature(kind, phase, "", role, message=bounded(words))
     if kind == "result" and not failure.get("type"):
         ranks = (rank for rank in record.get("ranks") or () if rank["rank"] == failure.get("rank"))
         result = next((rank["result"] for rank in ranks if rank.get("result")), record["result"])
         return Signature(kind, phase, "", role, message=_details(result, host))
-    type_name = bounded(shown(failure.get("type") or ""))
-    words = message if message == f"sys.exit({code})" else words_of(message, host).removeprefix(f"{type_name}: ")
+    type_name = bounded(on_one_line(failure.get("type") or ""))
+    words = message if message == f"sys.exit({code})" else message_words(message, host).removeprefix(f"{type_name}: ")
     if _ELSEWHERE.search(words):
         return Signature(kind, phase, type_name, role, "", words)
-    # Of exceptions that follow from each other, the first.
-    first, *others = _FOLLOWS.split(text)
-    cause = ""
-    if others:
-        calls = list(_FRAME.finditer(first))
-        after = first[calls[-1].end() if calls else 0 :].splitlines()
-        raised = next((line for line in after if line and not line[0].isspace()), "")
-        name, _, reason = raised.partition(": ")
-        cause = _joined(": ", bounded(shown(name.rpartition(".")[2])), words_of(reason, host))
-        where = _place(frames_of(first), target)
+    cause, exceptions = "", exceptions_in(text)
+    if len(exceptions) > 1:
+        first = exceptions[0]
+        cause = _joined(": ", bounded(on_one_line(first.type or "")), message_words(first.message, host))
+        where = _place(first.frames, target)
         cause = f"{cause} ({where})" if where else cause
     return Signature(kind, phase, type_name, role, _place(frames, target), words, cause)
 
 
 def _ended_worker(failure: Mapping[str, Any], said: str) -> str:
-    """What has ended a worker of a ``DataLoader``, where that is what a process has failed of; empty where it is not.
+    """What has ended a worker of a ``DataLoader``, if that is why a process has failed; else empty.
 
-    Its parent raises that in whatever it does then, or once it misses the worker, or it finds a pipe closed. Only some
-    of these say the signal, and what the output has ``said`` may.
+    The parent raises this wherever it is at that moment, or when it misses the worker, or when it finds a pipe closed.
+    Only some of these errors name the signal; what the output has ``said`` may name it.
     """
     message, text = failure.get("message") or "", failure.get("traceback") or ""
     follows = failure["kind"] in ("signal", "exit_code") or failure.get("type") in _CLOSED
     if not _WORKER.search(message) and not (said and follows):
         return ""
-    signals = (found[1] or found[2] for found in _WORKER.finditer(f"{message}\n{text}\n{said}"))
+    signals = (match[1] or match[2] for match in _WORKER.finditer(f"{message}\n{text}\n{said}"))
     return _joined(": ", "a DataLoader worker ended", next(filter(None, signals), "").lower())
 
 
@@ -488,14 +434,14 @@ def _place(frames: Sequence[Frame], target: str) -> str:
     if not own:
         return ""
     caller = next((frame for frame in own if frame.file != own[0].file), None)
-    place = bounded(shown(own[0].text), _PLACE)
-    return place if caller is None else f"{place}, from {bounded(shown(caller.text), _PLACE)}"
+    place = bounded(on_one_line(own[0].text), _PLACE)
+    return place if caller is None else f"{place}, from {bounded(on_one_line(caller.text), _PLACE)}"
 
 
 def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, str]:
     """Where a process hung, and in which function of a library.
 
-    Of ranks, it is the one that the others waited for, or where that is not known, the first that hung.
+    Of several ranks, it is the rank for which the others waited, or, if that is not known, the first that hung.
     """
     blamed = failure.get("rank")
     hung = [
@@ -505,21 +451,21 @@ def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, s
     ]
     message = (hung[0] if hung else failure.get("message") or "")[-_END:]
     if locks := _LOCKS.search(message):
-        places = [f"{found[2]}:{found[3]} in {found[1]}" for found in _LOCK.finditer(locks[1])]
-        return bounded(shown(", ".join(places)), _PLACE), "wait for locks"
-    found = _HUNG.search(message)
-    if found is None:
+        places = [f"{match[2]}:{match[3]} in {match[1]}" for match in _LOCK.finditer(locks[1])]
+        return bounded(on_one_line(", ".join(places)), _PLACE), "wait for locks"
+    match = _HUNG.search(message)
+    if match is None:
         return "", ""
-    place = Frame(found["file"], int(found["line"]), found["name"] or "").text
-    return bounded(shown(place), _PLACE), bounded(shown(found["called"] or ""))
+    place = Frame(match["file"], int(match["line"]), match["name"] or "").text
+    return bounded(on_one_line(place), _PLACE), bounded(on_one_line(match["called"] or ""))
 
 
 def _details(result: Mapping[str, Any], host: str) -> str:
     for detail in result.get("failure_details") or ():
         if isinstance(detail, Mapping):
             words = {key: value for key, value in detail.items() if key not in _NOT_WHAT and isinstance(value, str)}
-            texts = [words_of(words.pop(key), host) for key in _WHAT if key in words]
-            texts += [words_of(f"{key} {value}", host) for key, value in words.items()]
+            texts = [message_words(words.pop(key), host) for key in _WHAT if key in words]
+            texts += [message_words(f"{key} {value}", host) for key, value in words.items()]
             if texts:
                 return bounded(", ".join(filter(None, texts[:_WORDS])))
     return "passed=False"

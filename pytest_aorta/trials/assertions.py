@@ -73,9 +73,9 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id, _UNKNOWN))
     if not isinstance(node, ast.Attribute) or (owner := _value(node.value, frame)) is _UNKNOWN:
         return _UNKNOWN
-    found = inspect.getattr_static(owner, node.attr, _UNKNOWN)
-    is_computed = inspect.getattr_static(type(found), "__get__", None) is not None
-    return _UNKNOWN if is_computed else found
+    attribute = inspect.getattr_static(owner, node.attr, _UNKNOWN)
+    is_computed = inspect.getattr_static(type(attribute), "__get__", None) is not None
+    return _UNKNOWN if is_computed else attribute
 
 
 _PLAIN = (int, float, complex, bool, type(None), str, bytes)

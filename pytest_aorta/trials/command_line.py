@@ -20,18 +20,18 @@ from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED, st
 #: The workload that runs a command.
 COMMAND_TARGET = "aorta_workloads.command:Command"
 
-#: Only these are replaced, by variables; any other brace is a part of the command.
+#: Placeholders and their variables; any other brace is a part of the command.
 _PLACEHOLDERS = {"trial": TRIAL_INDEX, "dir": TRIAL_DIR, "seed": TRIAL_SEED}
 
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(_PLACEHOLDERS) + r")\}")
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
 
-#: Ends of the names of programs in source form: of those that no shell reads, and of all.
+#: Suffixes of programs in source form: without shell scripts, and all.
 _NO_SHELL_SCRIPTS = (".py", ".pl", ".rb", ".js", ".lua", ".jl", ".r")
 _SCRIPTS = (*_NO_SHELL_SCRIPTS, ".sh", ".bash")
 
-#: Ends of the names of files that a program is configured by.
+#: Suffixes of configuration files.
 _CONFIGURATIONS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".conf")
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
@@ -69,7 +69,7 @@ class CommandNotFound(Exception):
     """There is no such program or script; the message is for the user, and a traceback is of no use."""
 
 
-def words_of(command: object) -> list[str]:
+def command_words(command: object) -> list[str]:
     """The words of a command, as a shell splits them; nothing is expanded.
 
     Raises:
@@ -88,9 +88,9 @@ def words_of(command: object) -> list[str]:
         raise ValueError(
             f"{expected}; for variables, --aorta-extra-env NAME=VALUE, or env NAME=VALUE before the program"
         )
-    if found := _of_a_shell(command):
+    if of_shell := _of_a_shell(command):
         raise ValueError(
-            f"no {found}, because no shell runs the command: "
+            f"no {of_shell}, because no shell runs the command: "
             f"for a shell, {_by_shell(command)}; "
             f"for the character itself, single quotes around the word"
         )
@@ -98,13 +98,13 @@ def words_of(command: object) -> list[str]:
 
 
 def _of_a_shell(command: str) -> str | None:
-    """What a shell would replace or act on, and where it stands."""
+    """The part of a command that a shell would replace or act on, and its place."""
     bare = _QUOTED.sub("\0", command)
-    if found := _SHELL_SYNTAX.search(bare):
-        return f"{found[0]!r} outside of quotes"
-    found = _IN_DOUBLE_QUOTES.search(_LITERAL.sub(lambda each: each[1] or "", command))
-    if found and not _SHELL.search(command):
-        return f"{found[0]!r} in double quotes"
+    if match := _SHELL_SYNTAX.search(bare):
+        return f"{match[0]!r} outside of quotes"
+    match = _IN_DOUBLE_QUOTES.search(_LITERAL.sub(lambda each: each[1] or "", command))
+    if match and not _SHELL.search(command):
+        return f"{match[0]!r} in double quotes"
     patterns = (word for word in bare.split() if "\0" not in word and re.search(r"[*?]", word))
     return next((f"{word!r} outside of quotes" for word in patterns if glob.glob(word)), None)
 
@@ -123,8 +123,8 @@ def _by_shell(command: str) -> str:
 
 
 def checked_command(command: object) -> str:
-    """A command whose words can be told apart; ``ValueError`` with what would be valid."""
-    words_of(command)
+    """Check that a command can be split into words; raises ``ValueError`` with what would be valid."""
+    command_words(command)
     return str(command)
 
 
@@ -133,7 +133,7 @@ def placeholders_in(words: Sequence[str]) -> set[str]:
 
 
 def _head(path: str | None, size: int = 300) -> bytes | None:
-    """The beginning of a file; ``None`` where it cannot be read."""
+    """The beginning of a file; ``None`` if it cannot be read."""
     try:
         with open(path or "", "rb") as file:
             return file.read(size)
@@ -169,17 +169,17 @@ def files_in(words: Sequence[str]) -> list[str]:
     command writes, it names as well. What its Python processes read is known when they have run.
     """
     script = script_of(words)
-    found = dict.fromkeys([script] if script is not None else [])
+    scripts = dict.fromkeys([script] if script is not None else [])
     if os.sep in words[0] and not is_python(words[0]) and os.path.isfile(words[0]):
-        found |= dict.fromkeys([words[0]] if Path(words[0]).absolute().is_relative_to(Path.cwd()) else [])
-    texts = [*words, *map(_shell_script, found)]
+        scripts |= dict.fromkeys([words[0]] if Path(words[0]).absolute().is_relative_to(Path.cwd()) else [])
+    texts = [*words, *map(_shell_script, scripts)]
     for text in texts:  # grows
         for name in (text, *_SEPARATORS.split(text)):
             is_one = name.lower().endswith((*_SCRIPTS, *_CONFIGURATIONS)) and os.path.isfile(name)
-            if is_one and name not in found:
-                found[name] = None
+            if is_one and name not in scripts:
+                scripts[name] = None
                 texts.append(_shell_script(name))
-    return list(found)
+    return list(scripts)
 
 
 def _shell_script(file: str) -> str:
@@ -227,27 +227,27 @@ def _safe(text: str, limit: int) -> str:
 
 
 def fill_in(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The words with ``{trial}``, ``{dir}`` and ``{seed}`` replaced by what a trial finds; all other braces stay."""
-    return [_PLACEHOLDER.sub(lambda found: environ[_PLACEHOLDERS[found[1]]], word) for word in words]
+    """Replace ``{trial}``, ``{dir}`` and ``{seed}`` by the trial's values; all other braces stay."""
+    return [_PLACEHOLDER.sub(lambda match: environ[_PLACEHOLDERS[match[1]]], word) for word in words]
 
 
 def located(words: Sequence[str]) -> list[str]:
     """The words of a command for a trial in a working directory of its own.
 
-    Programs, scripts and configurations that are not there are those of the directory that pytest was started in.
+    Programs, scripts and configurations that it does not have are taken from the directory in which pytest was started.
     """
     here, start = Path.cwd(), Path(start_folder())
     if here == start:
         return list(words)
-    found, script = [], _python_script(words)
+    files, script = [], _python_script(words)
     for number, word in enumerate(words):
         option, equals, value = word.rpartition("=")
         is_named = (
             word == script or value.lower().endswith((*_SCRIPTS, *_CONFIGURATIONS)) or (number == 0 and os.sep in word)
         )
         away = is_named and not (here / value).exists() and (start / value).is_file()
-        found.append(f"{option}{equals}{start / value}" if away else word)
-    return found
+        files.append(f"{option}{equals}{start / value}" if away else word)
+    return files
 
 
 def module_path(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -263,15 +263,15 @@ def module_path(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
 
 
 def program_not_found(words: Sequence[str], path: str) -> str | None:
-    """Why a command cannot be started; ``None`` where it can. ``path``: the folders that its program is looked for in.
+    """Why a command cannot be started; ``None`` if it can. ``path``: the folders in which its program is searched.
 
     The script of a Python program is looked for as well: Python says the same with an exit code of 2, as scripts do.
     """
     program = words[0]
     if shutil.which(program, path=path) is not None:
         script = _python_script(words)
-        found = script is None or os.path.exists(script)
-        return None if found else f"there is no file {script!r} in {os.getcwd()}{_alike(str(script))}"
+        exists = script is None or os.path.exists(script)
+        return None if exists else f"there is no file {script!r} in {os.getcwd()}{_alike(str(script))}"
     if os.sep not in program:
         if os.path.isfile(program):
             return f"{program!r} is no program in PATH, but a file here: python {program}, or ./{program}"
@@ -303,8 +303,8 @@ def runnable(words: Sequence[str], path: str) -> list[str]:
 
 
 def launcher_in(command: str) -> str | None:
-    found = _LAUNCHER.search(command)
-    return None if found is None else found[1] or found[2]
+    match = _LAUNCHER.search(command)
+    return None if match is None else match[1] or match[2]
 
 
 def tells_what_it_reads(words: Sequence[str]) -> bool:
@@ -388,6 +388,6 @@ def python_line(words: Sequence[str], path: str) -> PythonLine | None:
 
 def line_of(command: str, path: str) -> PythonLine | None:
     """The line of a command that every trial has in common; ``None`` as ``python_line``."""
-    words = words_of(command)
+    words = command_words(command)
     line = python_line(words, path)
     return None if line is None or placeholders_in([line.name]) else line

@@ -61,12 +61,12 @@ class ElasticOptions:
 
 DEFAULTS = ElasticOptions()
 
-#: Options that select nodes, and have no influence on the outcome.
+#: Options that select nodes and do not change the outcome.
 PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "local_addr")
 
 
 def parse_elastic(key: str, text: str) -> Any:
-    """The value of one option, or ``ValueError`` with what would be valid."""
+    """Read the value of one option; raises ``ValueError`` with what would be valid."""
     if key not in _OPTIONS:
         raise ValueError(f"KEY=VALUE with a KEY of {', '.join(_OPTIONS)}")
     pattern, convert, expected = _OPTIONS[key]
@@ -143,7 +143,7 @@ LAUNCHER_OWNED = re.compile(
 Isolation = Literal["auto", "fork", "spawn", "none"]
 Launcher = Literal["auto", "elastic", "torchrun", "external", "as-typed"]
 
-#: Working directory of a trial: that of pytest, an empty one, or a copy of that of pytest.
+#: Working directory of a trial: pytest's own, an empty one, or a copy of pytest's.
 Cwd = Literal["here", "fresh", "copy"]
 
 #: ``auto``: what the first trial of a cell imports; ``none``: nothing; or names of modules.

@@ -1,12 +1,15 @@
-"""Which installed distributions a trial has imported, and which of those that have changed it therefore depends on."""
+"""What a trial imports: which installed distributions it depends on, and watching modules while they are imported."""
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -17,8 +20,8 @@ _IN_SITE_PACKAGES = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 def imported_modules() -> list[str]:
     """Top-level modules of installed distributions that this process has imported, sorted."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    found = (_IN_SITE_PACKAGES.findall(file) for file in files if isinstance(file, str))
-    return sorted({names[-1].partition(".")[0] for names in found if names})
+    names_of_files = (_IN_SITE_PACKAGES.findall(file) for file in files if isinstance(file, str))
+    return sorted({names[-1].partition(".")[0] for names in names_of_files if names})
 
 
 def site_packages(venv: str | None) -> list[str]:
@@ -74,3 +77,44 @@ def concerned(changed: Iterable[str], imported: Collection[str], paths: Sequence
 
 def _is_file_in(paths: Sequence[str], module: str) -> bool:
     return any(any(Path(path).glob(f"{module}*")) for path in paths if path)
+
+
+class WatchedImports(importlib.abc.MetaPathFinder):
+    """Runs code of ours around the execution of modules that ``wants`` and ``concerns`` choose, and first finds them.
+
+    The injected file (``launch/child/bootstrap``) has a finder of its own, because it imports nothing of this package.
+    """
+
+    def __init__(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def wants(self, name: str) -> bool:
+        """Whether a module is looked for here."""
+        return True
+
+    def concerns(self, spec: importlib.machinery.ModuleSpec) -> bool:
+        """Whether a module that has been found is executed by ``execute``."""
+        return hasattr(spec.loader, "exec_module")
+
+    def execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
+        """Execute a module by calling ``execute`` with it."""
+        execute(module)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of the other finders; its loader calls ``execute`` of this class."""
+        if not self.wants(fullname):
+            return None
+        finders = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+        spec = next(filter(None, (each.find_spec(fullname, path, target) for each in finders)), None)
+        if spec is not None and self.concerns(spec):
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                loader.exec_module = execute
+                self.execute(fullname, execute, module)
+
+            loader.exec_module = exec_module
+        return spec

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.texts import describe_exception, own_message
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.trials.command_line import CommandNotFound
 from pytest_aorta.trials.outcome import exit_failure
 from pytest_aorta.trials.records import Event, Failure, Phase, Send
 from pytest_aorta.trials.steps import StepClock, StepCounter
+from pytest_aorta.trials.tracebacks import own_message
 from pytest_aorta.trials.workload import CommandResult, NotAResult, read_result
 
 #: Least time between two progress events, in seconds; steps in between are not sent.
@@ -42,7 +43,7 @@ class Lifecycle:
         self.before_setup = before_setup
         self.workload: Any = None
         self.clock = StepClock()
-        #: What the last phase that failed has raised.
+        #: Exception of the last phase that failed.
         self.error: BaseException | None = None
 
     def run_all(
@@ -50,7 +51,7 @@ class Lifecycle:
         on_error: Callable[[BaseException], object] | None = None,
         after_run: Callable[[], object] | None = None,
     ) -> bool:
-        """All phases; ``cleanup()`` runs whenever the workload was constructed. Whether setup and run succeeded.
+        """Run all phases; ``cleanup()`` runs if the workload was constructed. Returns whether setup and run succeeded.
 
         ``on_error`` receives the exception of one of these two, before the cleanup, which may affect other processes;
         ``after_run`` is called before the cleanup as well, whatever ``run()`` has done.
@@ -149,7 +150,7 @@ def report_progress_to(workload: Any, send: Send, steps: Path | None = None, clo
 
 
 def failure_of(error: BaseException, phase: Phase) -> Failure:
-    """The failure of a phase that has raised."""
+    """The failure of a phase that raised ``error``."""
     handled = error.__context__
     if isinstance(error, SystemExit) and type(error.code) is int and error.code and isinstance(handled, Exception):
         # A program that catches what is raised, says it, and exits.

@@ -30,7 +30,7 @@ _COLOUR = re.compile(r"\[(?:\d{1,3};){0,4}\d{1,3}m(?! ?\d)")
 
 
 def plain_line(line: str) -> str:
-    """A line without what a terminal takes for a command."""
+    """A line without escape sequences of terminals."""
     line = ESCAPES.sub("", line) if "\x1b" in line else line
     return _COLOUR.sub("", line) if "[" in line else line
 
@@ -40,10 +40,10 @@ def number(text: str) -> int | float | None:
 
     ``None`` where it is none, or several: ``1.2.3``, ``3/10``.
     """
-    found = _NUMBER.fullmatch(plain_line(text).strip())
-    if found is None:
+    match = _NUMBER.fullmatch(plain_line(text).strip())
+    if match is None:
         return None
-    digits = found["number"].lower().replace("\N{INFINITY}", "inf").replace(",", "")
+    digits = match["number"].lower().replace("\N{INFINITY}", "inf").replace(",", "")
     if re.fullmatch(r"[+-]?[0-9]{1,18}", digits):
         return int(digits)
     if "#" in digits or "nan" in digits:
@@ -108,7 +108,7 @@ _AROUND, _MOST_NUMBERS = 200, 100
 
 
 def named(name: str) -> str:
-    """A name as those of metrics are compared: ``lm loss`` is ``lm_loss``."""
+    """A name in the form in which metrics are compared: ``lm loss`` becomes ``lm_loss``."""
     return re.sub(r"\W+", "_", name).strip("_").lower()
 
 
@@ -117,10 +117,10 @@ def not_finite_in(line: str, metrics: Collection[str] = (), allowed: Collection[
 
     ``metrics`` and ``allowed``: names of the user's, and of those whose values may be so, as ``named`` writes them.
     """
-    found: list[NotFinite] = []
+    values: list[NotFinite] = []
     lower = line.lower()
     if not any(hint in lower for hint in _HINTS["nan"]):
-        return found
+        return values
     for token in islice(_TOKEN.finditer(line), _MOST_NUMBERS):
         before, after = line[max(0, token.start() - _AROUND) : token.start()], line[token.end() :][:_AROUND]
         label = _NAME.search(before)
@@ -138,8 +138,8 @@ def not_finite_in(line: str, metrics: Collection[str] = (), allowed: Collection[
                 continue
         while not sign and is_measured and len(words) > 1 and not _MEASURED.search(words[-1]):  # loss is
             words.pop()
-        found.append(NotFinite("inf" if is_infinite else "NaN", " ".join(words)))
-    return found
+        values.append(NotFinite("inf" if is_infinite else "NaN", " ".join(words)))
+    return values
 
 
 def _counts(label: re.Match[str], sign: str, after: str, before: str, is_measured: bool) -> bool:

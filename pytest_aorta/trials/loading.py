@@ -1,4 +1,4 @@
-"""The class of a workload: imported, described as plain data, with its options and the files that decide on it."""
+"""Loads the class of a workload, and describes it as plain data, with its options and source files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WorkloadLoadError(Exception): ...
 
 
 class ConfigError(RequestError):
-    """An option that the workload does not have, a value that does not fit, or a declaration that cannot be."""
+    """An unknown option, a value that does not fit, or an invalid declaration of a workload."""
 
 
 def load_class(target: str) -> type[Any]:
@@ -57,11 +57,11 @@ def load_class(target: str) -> type[Any]:
             if sys.path[:1] != [folder]:
                 sys.path.insert(0, folder)
         loaded = sys.modules.get(module)
-        found = getattr(loaded, "__file__", None)
+        file = getattr(loaded, "__file__", None)
         if loaded is None and "." not in path.stem and path.is_file():
             importlib.invalidate_caches()
-            found = getattr(importlib.util.find_spec(module), "origin", None)
-        if found is None or not Path(found).exists() or not path.samefile(found):
+            file = getattr(importlib.util.find_spec(module), "origin", None)
+        if file is None or not Path(file).exists() or not path.samefile(file):
             # Another module has the name. Descendants with an interpreter of their own cannot import this one.
             module = f"aorta_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
             if module not in sys.modules:
@@ -100,10 +100,10 @@ def module_name(path: Path) -> tuple[str, Path]:
 
 
 def set_arguments(target: str) -> None:
-    """Give this process the ``sys.argv`` of a workload: those of the runner are not for its ``argparse``.
+    """Give this process a ``sys.argv`` for the workload's ``argparse``, in place of the runner's arguments.
 
-    As a script in the workload's file has it without arguments. Imports the packages around a module; where it cannot
-    be found, its name stands for its file.
+    It is as in a script in the workload's file without arguments. Imports the packages around a module; if the module
+    cannot be found, its name stands for its file.
     """
     where = target.rpartition(":")[0]
     sys.argv = [where]  # for the packages around it
@@ -128,19 +128,19 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
 
     ``config_error`` is a message when the options, or what the class declares, do not fit, else ``None``.
     """
-    found: dict[str, Any] = {"config": {}, "config_warnings": [], "data_files": {}, "startup_variables": {}}
-    found |= {"result_scope": "global", "config_error": None}
+    description: dict[str, Any] = {"config": {}, "config_warnings": [], "data_files": {}, "startup_variables": {}}
+    description |= {"result_scope": "global", "config_error": None}
     own: dict[str, Any] = {}
     try:
         resolved = resolve_config(cls, overrides, steps)
-        found |= {"config": resolved.plain, "config_warnings": list(resolved.warnings)}
-        found["data_files"] = data_files(cls, resolved.value)
+        description |= {"config": resolved.plain, "config_warnings": list(resolved.warnings)}
+        description["data_files"] = data_files(cls, resolved.value)
         own = cls.aorta_description(resolved.value) if hasattr(cls, "aorta_description") else {}
-        found["result_scope"] = result_scope(cls)
+        description["result_scope"] = result_scope(cls)
         options = resolved.value if isinstance(resolved.value, dict) else resolved.plain
-        found["startup_variables"] = startup_variables(cls, options)
+        description["startup_variables"] = startup_variables(cls, options)
     except ConfigError as error:
-        found["config_error"] = str(error)
+        description["config_error"] = str(error)
     root = source_root(cls)
     return {
         "launch_mode": getattr(cls, "launch_mode", "single_process"),
@@ -152,7 +152,7 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
         # AORTA's way to say that a workload must not run in the process of its runner.
         "requires_process": bool(getattr(cls, "trial_isolation_required", False))
         and getattr(cls, "trial_isolation_default", "in_process") == "process",
-        **found,
+        **description,
         **own,
     }
 
@@ -185,21 +185,21 @@ def source_root(cls: type[Any]) -> Path | None:
 
 
 def imported_later(cls: type[Any], before: ModuleCount | None, known: Mapping[str, str]) -> dict[str, str]:
-    """``sources`` of what has been imported since ``before``, or by now, except those that are ``known``."""
+    """``sources`` of the modules imported since ``before``, or of all, without those that are ``known``."""
     names = None if before is None else imported_since(before)
     if names == []:
         return {}
-    found = sources(list(sys.modules) if names is None else names, source_root(cls))
-    return {path: digest for path, digest in found.items() if path not in known}
+    imported = sources(list(sys.modules) if names is None else names, source_root(cls))
+    return {path: digest for path, digest in imported.items() if path not in known}
 
 
 def sources(names: Iterable[str], root: Path | None, own: str = "") -> dict[str, str]:
-    """Digests of those modules that are no part of an installed distribution, and of the module ``own``.
+    """Digests of modules that belong to no installed distribution, and of the module ``own``.
 
     By path: relative to the folder ``root``, absolute outside of it.
     """
     inside = None if root is None or root.name in INSTALLED else f"{root}{os.sep}"
-    found: set[str] = set()
+    files: set[str] = set()
     for name in names:
         if name != own and (name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names):
             continue
@@ -212,9 +212,9 @@ def sources(names: Iterable[str], root: Path | None, own: str = "") -> dict[str,
         else:
             is_known = file.startswith((_OWN, _STDLIB)) or bool(_INSTALLED.search(file) or _COMPILED.search(file))
         if name == own or not is_known:
-            found.add(os.path.realpath(file))
+            files.add(os.path.realpath(file))
     digests: dict[str, str] = {}
-    for file in sorted(found):
+    for file in sorted(files):
         if (digest := file_digest(Path(file))) is not None:
             digests[file.removeprefix(inside or "")] = digest
     return digests
@@ -223,8 +223,8 @@ def sources(names: Iterable[str], root: Path | None, own: str = "") -> dict[str,
 def file_digest(path: Path) -> str | None:
     """16 hexadecimal digits of a file's content, or of all files below a folder; ``None`` when it is not there.
 
-    Of a file of more than ``READ_AT_MOST`` bytes, size and time of modification as text; of a folder with more than
-    these, the digits are taken of the sizes and times of its files.
+    For a file of more than ``READ_AT_MOST`` bytes, size and time of modification as text. For a larger folder, the
+    digest of the sizes and times of its files.
     """
     try:
         status = path.stat()
@@ -261,7 +261,7 @@ def data_files(cls: type[Any], config: Any) -> dict[str, str | None]:
     if callable(declared):
         declared = declared(config)
     paths = [declared] if isinstance(declared, str | os.PathLike) else declared
-    found: dict[str, str | None] = {}
+    digests: dict[str, str | None] = {}
     root = source_root(cls) or Path()
     for path in paths if isinstance(paths, list | tuple) else (None,):
         if not isinstance(path, str | os.PathLike):
@@ -269,8 +269,8 @@ def data_files(cls: type[Any], config: Any) -> dict[str, str | None]:
                 f"data_files of {cls.__qualname__} is {declared!r}; expected a list of paths, or a class method that "
                 "takes the options and returns one"
             )
-        found[os.fspath(path)] = file_digest(Path(path)) or file_digest(root / path)
-    return found
+        digests[os.fspath(path)] = file_digest(Path(path)) or file_digest(root / path)
+    return digests
 
 
 # What AORTA's base class declares beyond ours, and the options that its runner adds to a workload's own.
@@ -312,13 +312,13 @@ def result_scope(cls: type[Any]) -> str:
     Raises:
         ConfigError: it is neither.
     """
-    found = "global"
+    scope_so_far = "global"
     for name in ("result_scope", "distributed_result_scope"):
         scope = getattr(cls, name, "global")
         if scope not in _SCOPES:
             raise ConfigError(f"{cls.__name__}.{name} is {scope!r}; valid: {', '.join(_SCOPES)}")
-        found = scope if scope != "global" else found
-    return found
+        scope_so_far = scope if scope != "global" else scope_so_far
+    return scope_so_far
 
 
 def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, str]:
@@ -340,13 +340,13 @@ def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, s
                 name, declared = f"{STARTUP_GROUP}: {entry.name} = {entry.value}", entry.load()
     if declared is None:
         return {}
-    found = declared(dict(options))
-    if not isinstance(found, dict) or not all(isinstance(it, str) for pair in found.items() for it in pair):
+    variables = declared(dict(options))
+    if not isinstance(variables, dict) or not all(isinstance(it, str) for pair in variables.items() for it in pair):
         raise ConfigError(f"{name} has to return a dict of texts")
-    owned = [each for each in found if LAUNCHER_OWNED.fullmatch(each)]
+    owned = [each for each in variables if LAUNCHER_OWNED.fullmatch(each)]
     if owned:
         raise ConfigError(f"{name}: {owned[0]} is set by the launcher of the ranks")
-    return found
+    return variables
 
 
 def with_added(
@@ -483,24 +483,24 @@ def check_names(target: str, given: Collection[str]) -> None:
 
 
 def _fields_in_source(target: str) -> set[str] | None:
-    """Fields of the nested ``Config(BaseModel)``; ``None`` where the source does not say."""
+    """Fields of the nested ``Config(BaseModel)``; ``None`` if the source does not show them."""
     module, _, name = target.rpartition(":")
     file = target_file(target) if module else None
     try:
-        found: ast.AST | None = None if file is None else ast.parse(file.read_bytes())
+        cls_node: ast.AST | None = None if file is None else ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return None
     for each in (name, "Config"):
-        body = getattr(found, "body", [])
-        found = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == each), None)
-    if not isinstance(found, ast.ClassDef) or [*map(ast.unparse, found.bases)] not in (
+        body = getattr(cls_node, "body", [])
+        cls_node = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == each), None)
+    if not isinstance(cls_node, ast.ClassDef) or [*map(ast.unparse, cls_node.bases)] not in (
         ["BaseModel"],
         ["pydantic.BaseModel"],
     ):
         return None
-    if re.search(r"\b(alias\w*|allow|populate_by_name)\b", ast.unparse(found)):
+    if re.search(r"\b(alias\w*|allow|populate_by_name)\b", ast.unparse(cls_node)):
         return None
-    fields = (node.target for node in found.body if isinstance(node, ast.AnnAssign))
+    fields = (node.target for node in cls_node.body if isinstance(node, ast.AnnAssign))
     return {field.id for field in fields if isinstance(field, ast.Name)}
 
 
@@ -522,15 +522,15 @@ class DeclaredOption:
 
 
 def declared_options(cls: type[Any]) -> list[DeclaredOption]:
-    """Those of a nested pydantic ``Config``, else of ``default_config``; none where neither is there."""
+    """Options of a nested pydantic ``Config``, else of ``default_config``; empty without either."""
     model = getattr(cls, "Config", None)
-    found = []
+    entries = []
     if not (isinstance(model, type) and hasattr(model, "model_validate")):
         declared = getattr(cls, "default_config", None)
         for key, value in declared.items() if isinstance(declared, Mapping) else ():
             takes = "anything" if value is None else type(value).__name__
-            found.append(DeclaredOption(str(key), takes, canonical_json(to_plain(value)), ""))
-        return found
+            entries.append(DeclaredOption(str(key), takes, canonical_json(to_plain(value)), ""))
+        return entries
     from annotated_types import BaseMetadata  # pydantic's own
 
     options: Any = model
@@ -539,5 +539,5 @@ def declared_options(cls: type[Any]) -> list[DeclaredOption]:
         takes = ", ".join([inspect.formatannotation(field.annotation), *bounds])
         default = field.get_default(call_default_factory=True)
         shown = None if field.is_required() else canonical_json(to_plain(default))
-        found.append(DeclaredOption(field.alias or name, takes, shown, field.description or ""))
-    return found
+        entries.append(DeclaredOption(field.alias or name, takes, shown, field.description or ""))
+    return entries

@@ -1,4 +1,4 @@
-"""Which records say nothing about the workload: those of trials that were lost, or did not come to their main work."""
+"""Decides which records say nothing about the workload: trials that were lost or did not reach their main work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENDING_CODES = tuple(128 + signal.Signals[name] for name in _ENDINGS)
 
 
 def was_perhaps_ended(status: ExitStatus, failure: Failure | None) -> bool:
-    """Whether what has ended this trial may have been meant for all processes of its run."""
+    """Whether the signal that ended this trial may have been meant for all processes of its run."""
     if failure is None or status != "workload_failed" or failure.kind not in ("signal", "exit_code"):
         return False
     return failure.signal in _ENDINGS or failure.exit_code in _ENDING_CODES
@@ -40,9 +40,10 @@ def is_in_doubt(record: Mapping[str, Any]) -> bool:
 
 
 def settled(record: Mapping[str, Any], why: str | None, *, name: str = "") -> dict[str, Any]:
-    """A record about which there is no doubt any more.
+    """The record with its doubt settled.
 
-    ``why``: what has ended its run, and with it the trial; ``None`` where it has failed by itself, ``name``: of what.
+    ``why``: what has ended the run, and the trial with it; ``None`` if the trial has failed by itself. Then ``name``,
+    the cause as the scheduler names it, is put before the message.
     """
     failure = {**record["failure"], "in_doubt": None}
     if why is not None:
@@ -53,7 +54,7 @@ def settled(record: Mapping[str, Any], why: str | None, *, name: str = "") -> di
 
 
 def did_not_run(record: Mapping[str, Any]) -> bool:
-    """Whether a trial, as its file has it, has ended before its main work, and so says nothing about the workload.
+    """Whether a recorded trial ended before its main work, and so says nothing about the workload.
 
     A deadline that passed before ``run()`` of a rank began says nothing either, unless ranks have been started again.
     """
@@ -83,7 +84,7 @@ def is_lost(record: Mapping[str, Any]) -> bool:
 
 
 def shared_event(record: Mapping[str, Any]) -> str | None:
-    """What has ended this trial, in words that are equal for all trials that it has ended; ``None`` for nothing shared.
+    """The event that has ended this and other trials, in equal words for all of them; ``None`` if there is none.
 
     A broken preparation of a cell is one event, in whichever trials it is recorded: none of them had a process of its
     own. So are a host that died, the end of a run, and a disk that is full.
@@ -99,8 +100,8 @@ def shared_event(record: Mapping[str, Any]) -> str | None:
         return f"no space left on {place}"
     if is_in_doubt(record):
         return f"perhaps the end of {place}"
-    if found := _SHARED.match(message):
-        text = message if found[0] == INTERRUPTED else message[found.end() :]
+    if match := _SHARED.match(message):
+        text = message if match[0] == INTERRUPTED else message[match.end() :]
         return text if job is None else f"{text} ({place})"
     # A worker that died has taken one trial along.
     alone = failure["kind"] == "signal" and failure.get("signal") is None
@@ -108,10 +109,10 @@ def shared_event(record: Mapping[str, Any]) -> str | None:
     return None if alone or had_process else f"{message} ({place})"
 
 
-#: Exceptions for what is not there.
+#: Exceptions for something that does not exist.
 _NOT_THERE = ("ImportError", "ModuleNotFoundError", "FileNotFoundError")
 
-#: There is nothing to run on, as torch, CUDA, HIP and the loader say it.
+#: Messages of torch, CUDA, HIP and the loader that there is no device.
 _NO_DEVICE = re.compile(
     r"Found no NVIDIA driver|No (?:CUDA|HIP) GPUs are available|not compiled with (?:CUDA|ROCm|HIP) enabled"
     r"|no (?:CUDA|ROCm)-capable device|NVIDIA driver on your system is too old|CUDA driver version is insufficient"
@@ -119,7 +120,7 @@ _NO_DEVICE = re.compile(
     r"|[Ii]nvalid device ordinal"
 )
 
-#: What shells, interpreters and readers of arguments say, with these exit codes, of what they cannot start.
+#: Messages, and exit codes, of shells, interpreters and argument parsers that cannot start something.
 _NO_PROGRAM = re.compile(
     r"can't open file|not found|No such file or directory|Permission denied|cannot execute|: error: "
 )
@@ -129,7 +130,7 @@ _OF_RANKS = re.compile(r"\A(?:ranks? \d[\d,-]*: )+")
 
 
 def obstacle_of(record: Mapping[str, Any]) -> str | None:
-    """What a command lacked before its first step or metric: a module, a file, a device, an argument.
+    """The module, file, device or argument that a command lacked before its first step or metric.
 
     Whether it cannot run for that, only all trials of its cell can tell: they have the same text. A file whose name
     differs from trial to trial is one that the program has made itself. ``None`` for any other end.

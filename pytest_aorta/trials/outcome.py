@@ -1,4 +1,4 @@
-"""From what was observed of a trial to its exit status and failure. Pure: no clocks, no processes."""
+"""Concludes exit status and failure from what was observed of a trial. Pure: no clocks, no processes."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Observation:
         imported_later: digests of the source files that were imported after the cell was prepared.
         zygote: which start of its cell it was forked from; ``None`` for a process of its own.
         how_started: what was chosen for the trials of its cell, and why.
-        modules: top-level modules of installed distributions that were imported at all.
+        modules: top-level modules of all imported installed distributions.
         preloaded: modules that were imported for this trial in advance.
-        imported: modules that it has imported itself, and its zygote could have imported in advance.
+        imported: modules that it imported itself and that its zygote could have imported in advance.
         imports_over: whether these are all.
-        not_preloaded: what else it has imported, or would have, and why that must not be imported in advance.
-        imports_sec: seconds of what the first rank has imported from installed distributions, where they count.
-        attempts: those that were followed by another one.
+        not_preloaded: a module that must not be imported in advance, and why.
+        imports_sec: seconds of slow imports from installed distributions in the first rank, by module.
+        attempts: all attempts but the last.
         rank_failure: the root cause among the ranks.
         rank_cleanup: the first failure in the cleanup of a rank.
         returncode: of the trial's process, negative for a signal; ``None`` while unknown.
@@ -108,7 +108,7 @@ class Observation:
         return self.returncode is not None or self.lost is not None
 
     def failed_in(self, phase: str) -> bool:
-        """Whether ``phase`` (setup or run) did not succeed, asked after its end or the trial's."""
+        """Whether ``phase`` (setup or run) failed; to be asked after its end, or the trial's."""
         if phase == "setup":
             return "setup" not in self.phases_sec or "setup" in self.failures
         return self.result is None or not self.result.passed or self.rank_failure is not None
@@ -184,7 +184,7 @@ def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
         failure = failures.get("import") or failures.get("setup") or failures.get("run")
         if failure is None and seen.timed_out:
             failure = timeout_failure(seen)
-        # What it had sent when it was lost is read afterwards, and has brought it past the phase that it was lost in.
+        # Events that were sent before the loss are read after it, and may show a later phase than the loss.
         lost = seen.lost and replace(seen.lost, phase="cleanup")
         failure = failure or seen.rank_cleanup or failures.get("cleanup") or lost
     if failure is None and (result is None or seen.returncode not in (0, None) or not seen.finished):
@@ -203,7 +203,7 @@ def _status_of(failure: Failure) -> ExitStatus:
     return "infrastructure_failed" if lost else "workload_failed"
 
 
-#: Type of the failure of a command that says nothing about the workload, which is a skipped test for pytest.
+#: Type of failure of a command that cannot judge; pytest shows it as skipped.
 CANNOT_JUDGE = "CannotJudge"
 
 #: Exit codes of a test that cannot judge, as of automake and of ``git bisect``.
@@ -215,7 +215,7 @@ def cannot_judge(why: str) -> Failure:
 
 
 def _judged(failure: Failure, result: ResultRecord) -> Failure:
-    """The failure of a command, whose exit code may say that it cannot judge."""
+    """The failure of a command; its exit code may say that it cannot judge."""
     if not result.output or failure.kind != "exit_code" or failure.exit_code not in _CANNOT_JUDGE_CODES:
         return failure
     return replace(cannot_judge(f"exit code {failure.exit_code}"), rank=failure.rank, exit_code=failure.exit_code)
@@ -225,13 +225,13 @@ def _status_with(failure: Failure) -> ExitStatus:
     return "infrastructure_failed" if failure.type == CANNOT_JUDGE and not failure.is_late else _status_of(failure)
 
 
-def place(phase: Phase) -> str:
+def describe_phase(phase: Phase) -> str:
     return {"launch": "launching", "import": "importing", "exit": "its exit"}.get(phase, f"{phase}()")
 
 
 def timeout_failure(seen: Observation) -> Failure:
     limit = f" of {seen.timeout:g} s" if seen.timeout is not None else ""
-    where = place(seen.phase)
+    where = describe_phase(seen.phase)
     message = f"the deadline{limit} passed in {where}"
     if seen.stalled is not None:
         message = f"no progress for {seen.stalled:g} s in {where}"
@@ -269,14 +269,14 @@ def _ended_early(seen: Observation) -> Failure:
 
 def after_step(seen: Observation) -> str:
     """``, after step 3 of 10``; where ranks have come differently far, ``, after step 3 (rank 1) to 5 of 10``."""
-    found = {rank.rank: rank.progress for rank in seen.ranks if rank.progress is not None}
-    if not found and seen.progress is not None:
-        found = {0: seen.progress}
-    if not found:
+    progress = {rank.rank: rank.progress for rank in seen.ranks if rank.progress is not None}
+    if not progress and seen.progress is not None:
+        progress = {0: seen.progress}
+    if not progress:
         return ""
-    least = min(found, key=lambda rank: (found[rank].step, rank))
-    step, most = found[least].step, max(last.step for last in found.values())
-    total = found[least].total
+    least = min(progress, key=lambda rank: (progress[rank].step, rank))
+    step, most = progress[least].step, max(last.step for last in progress.values())
+    total = progress[least].total
     reached = f"{step}" if step == most else f"{step} (rank {least}) to {most}"
     return f", after step {reached}" + (f" of {total}" if total is not None else "")
 
@@ -300,7 +300,7 @@ def interruption(phase: Phase, why: str) -> Failure:
 
 
 def was_terminated(failure: Failure | None) -> bool:
-    """Whether something may have asked all processes of a run to end, and a process of this trial has."""
+    """Whether a process of this trial ended by a signal that may have been sent to all processes of the run."""
     if failure is None:
         return False
     return failure.signal in ("SIGTERM", "SIGINT", "SIGHUP") or failure.type == "KeyboardInterrupt"
@@ -344,20 +344,20 @@ def recorded_result(seen: Observation) -> ResultRecord:
 
 
 def warnings_of(seen: Observation) -> list[str]:
-    """What a result that says ``passed=True`` says against it, of every rank that returned one.
+    """Doubts about a result with ``passed=True`` that the result itself raises, from every rank that returned one.
 
-    And what the output of a command says against itself, whatever has become of it.
+    Also warnings about the output of a command, however it ended.
     """
     returned = [rank for rank in seen.ranks if rank.result is not None] if seen.ranks else []
     if not returned or (seen.result is not None and seen.result.output):  # the lines of all ranks
         return [] if seen.result is None else [*seen.result.output.get("warnings", ()), *doubts(seen.result)]
-    found: dict[str, list[int]] = {}
+    ranks_by_text: dict[str, list[int]] = {}
     for rank in returned:
         for text in doubts(rank.result) if rank.result is not None else ():
-            found.setdefault(text, []).append(rank.rank)
+            ranks_by_text.setdefault(text, []).append(rank.rank)
     return [
         f"rank {ranks[0]}" + (f" and {len(ranks) - 1} more" if len(ranks) > 1 else "") + f": {text}"
-        for text, ranks in found.items()
+        for text, ranks in ranks_by_text.items()
     ]
 
 
@@ -371,7 +371,7 @@ def _not_finite(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         for key, each in value.items():
             yield from _not_finite(each, f"{name}.{key}" if name else key)
     elif isinstance(value, list):
-        yield from islice((found for each in value for found in _not_finite(each, name)), 1)
+        yield from islice((path for each in value for path in _not_finite(each, name)), 1)
     elif isinstance(value, float) and not math.isfinite(value):
         yield name, value
 
@@ -379,20 +379,20 @@ def _not_finite(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 def doubts(result: ResultRecord) -> list[str]:
     if not result.passed:
         return []
-    found = []
+    doubts = []
     if (result.failure_count or 0) > 0:
-        found.append(f"failure_count={result.failure_count}")
+        doubts.append(f"failure_count={result.failure_count}")
     if result.main_work_started is False:
-        found.append("main_work_started=False")
+        doubts.append("main_work_started=False")
     configured, executed = result.configured_iterations or 0, result.executed_iterations
     if configured > 0 and (result.total_iterations if executed is None else executed) == 0:
-        found.append(f"0 of {configured} iterations")
+        doubts.append(f"0 of {configured} iterations")
     not_finite = list(_not_finite(result.metrics))
     for name, value in not_finite[:_DOUBTED]:
-        found.append(f"{name} is {value}")
+        doubts.append(f"{name} is {value}")
     if len(not_finite) > _DOUBTED:
-        found.append(f"{len(not_finite)} metrics are not finite")
+        doubts.append(f"{len(not_finite)} metrics are not finite")
     for name in result.output.get("detected", ()):
         if name != "nan" or not not_finite:
-            found.append(f"its output says {name} (--aorta-fail-on=@{name} fails such trials)")
-    return list(map("passed=True, but {}".format, found))
+            doubts.append(f"its output says {name} (--aorta-fail-on=@{name} fails such trials)")
+    return list(map("passed=True, but {}".format, doubts))

@@ -1,4 +1,4 @@
-"""What the output of a command says: steps, metrics and failures, by what its user looks for."""
+"""Reads steps, metrics and failures from the output of a command, by the expressions of its user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pytest_aorta.trials.steps import SaidSteps
 #: Metrics that every command has.
 RETURNCODE, SEED = "returncode", "seed"
 
-#: Failures that are listed; all are counted.
+#: Number of failures that are listed; all are counted.
 _LISTED = 20
 
 #: Characters that are kept of a line, and of a metric that is no number.
@@ -202,7 +202,7 @@ class OutputFindings:
 
     @property
     def metrics(self) -> dict[str, int | float | str]:
-        """Last value of each; of several processes, that of the lowest rank that has said it."""
+        """Last value of each metric; of several processes, from the lowest rank that has said it."""
         return {
             name: value for rank in sorted(self._metrics, reverse=True) for name, value in self._metrics[rank].items()
         }
@@ -223,7 +223,7 @@ class OutputFindings:
         if rank is None:
             found_rank = _RANK.search(looked_at)
             rank = int(found_rank[1] or found_rank[2]) if found_rank else _UNNAMED
-        matches = [(found, name, "") for name, pattern in self._patterns["metric"] for found in pattern.finditer(line)]
+        matches = [(match, name, "") for name, pattern in self._patterns["metric"] for match in pattern.finditer(line)]
         matches += self._of_formats(looked_at)
         steps = [self._take_match(*each, rank, line, at) for each in matches]
         self.has_begun = self.has_begun or bool(matches) or says_step(looked_at)
@@ -250,8 +250,8 @@ class OutputFindings:
     def _of_formats(self, line: str) -> Iterator[tuple[re.Match[str], str, str]]:
         for each in self._formats:
             if each.name in self.rules.metrics_from:
-                for found in each.expression.finditer(line):
-                    yield found, f"{_SOURCE}{each.name}", each.name
+                for each_match in each.expression.finditer(line):
+                    yield each_match, f"{_SOURCE}{each.name}", each.name
             elif NAMES.index(each.name) <= self._rank_of_format and (match := each.expression.search(line)):
                 if STEP in match.re.groupindex and NAMES.index(each.name) < self._rank_of_format:
                     self._rank_of_format = NAMES.index(each.name)
@@ -260,14 +260,14 @@ class OutputFindings:
                 return
 
     def _matches(self, kind: str, line: str) -> bool:
-        found = [name for name, pattern in self._patterns[kind] if pattern.search(line)]
-        for name in found:
+        names = [name for name, pattern in self._patterns[kind] if pattern.search(line)]
+        for name in names:
             self.matched[name] += 1
-        return bool(found)
+        return bool(names)
 
-    def _take_match(self, found: re.Match[str], name: str, of_format: str, rank: int, line: str, at: float) -> bool:
+    def _take_match(self, match: re.Match[str], name: str, of_format: str, rank: int, line: str, at: float) -> bool:
         self.matched[name] += 1
-        groups = {group: text for group, text in found.groupdict().items() if text is not None}
+        groups = {group: text for group, text in match.groupdict().items() if text is not None}
         step = number(groups.get(STEP, ""))
         total = number(groups.get(TOTAL, ""))
         told = self._steps.get(rank) or SaidSteps()

@@ -116,7 +116,7 @@ def checked_source(text: object) -> str:
 _STEPS = ("step", "global_step", "_step", "iteration", "iter")
 
 
-class Row(NamedTuple):
+class MetricRow(NamedTuple):
     """What was written of one step, ``at`` a time in seconds, where that is known."""
 
     values: dict[str, float]
@@ -136,13 +136,13 @@ class FollowedFiles:
         files = [self._path] if self._read is _json_rows else sorted(self._path.rglob("*tfevents*"))
         return [file for file in files if file.is_file()]
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[MetricRow]:
         for file in self._found():
             content, before = file.read_bytes(), self._before.get(file, 0)
             yield from self._read(content[before:] if len(content) >= before else content)
 
 
-def _json_rows(content: bytes) -> Iterator[Row]:
+def _json_rows(content: bytes) -> Iterator[MetricRow]:
     for line in content.splitlines():
         try:
             read = json.loads(line)
@@ -150,7 +150,7 @@ def _json_rows(content: bytes) -> Iterator[Row]:
             continue  # the last line of a program that was ended
         if isinstance(read, dict):
             step = next((read[name] for name in _STEPS if isinstance(read.get(name), int)), None)
-            yield Row({name: value for name, value in _flat("", read) if name not in _STEPS}, step)
+            yield MetricRow({name: value for name, value in _flat("", read) if name not in _STEPS}, step)
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -165,7 +165,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
 # of fields are those of event.proto, summary.proto and tensor.proto in tensorboard/compat/proto.
 
 
-def _event_rows(content: bytes) -> Iterator[Row]:
+def _event_rows(content: bytes) -> Iterator[MetricRow]:
     at = 0
     while at + 12 <= len(content):
         (size,) = struct.unpack_from("<Q", content, at)
@@ -177,7 +177,7 @@ def _event_rows(content: bytes) -> Iterator[Row]:
         summaries = [value for number, value in _fields(fields.get(5, b"")) if number == 1]
         values = dict(filter(None, map(_scalar, summaries)))
         if values:
-            yield Row(values, fields.get(2, 0), struct.unpack("<d", fields[1])[0] if 1 in fields else None)
+            yield MetricRow(values, fields.get(2, 0), struct.unpack("<d", fields[1])[0] if 1 in fields else None)
 
 
 def _scalar(summary: bytes) -> tuple[str, float] | None:
@@ -260,11 +260,11 @@ def guessed_options(lines: Iterable[str]) -> dict[str, str]:
     allowed = {"allow-nonfinite": ",".join(sorted(infinite))} if infinite else {}
     for name in NAMES:
         rows = [each.expression for each in FORMATS if each.name == name]
-        found = [[match for line in shown if (match := row.search(line))] for row in rows]
-        steps = {match["step"] for matches in found for match in matches if match.re.groupindex.get(STEP)}
+        matches_of_rows = [[match for line in shown if (match := row.search(line))] for row in rows]
+        steps = {match["step"] for matches in matches_of_rows for match in matches if match.re.groupindex.get(STEP)}
         # Without a terminal, the Trainer has no bar, but it says the epoch.
-        is_of_trainer = name == "hf" and len([match for match in found[1] if "'epoch':" in match[0]]) > 1
-        if is_of_trainer or (len(steps) > 1 and (name != "hf" or all(found))):
+        is_of_trainer = name == "hf" and len([match for match in matches_of_rows[1] if "'epoch':" in match[0]]) > 1
+        if is_of_trainer or (len(steps) > 1 and (name != "hf" or all(matches_of_rows))):
             return {"metrics-from": name, **allowed}
     lines_of: dict[str, set[str]] = {}
     for line in shown:

@@ -1,4 +1,4 @@
-"""What a trial reports: the parts of its record, and the events that bring them to its host.
+"""The parts of a trial's record, and the events that bring them to its host.
 
 There is one type per idea, from the process of a trial to its file. A trial's process must not import pydantic, so
 these are plain dataclasses; pydantic checks them where they come from another process or from a file.
@@ -25,7 +25,7 @@ Phase = Literal["launch", "import", "setup", "run", "cleanup", "exit"]
 FailureKind = Literal["exception", "signal", "exit_code", "timeout", "stall", "result", "rank"]
 GroupStateName = Literal["INIT", "HEALTHY", "UNHEALTHY", "STOPPED", "SUCCEEDED", "FAILED", "UNKNOWN"]
 AttemptReason = Literal["failure", "membership"]
-#: Whether a rank that failed is what the trial's failure comes from, or has only followed.
+#: Whether a failed rank is the cause of the trial's failure, or only followed from it.
 Blame = Literal["cause", "collateral", "unknown"]
 #: Of the rank that is named as the cause. ``likely``: by its time, by a majority, or while others were ended unheard.
 Confidence = Literal["certain", "likely", "unknown"]
@@ -62,7 +62,7 @@ def decode_non_finite(value: Any) -> Any:
 
 
 def canonical_json(value: Any) -> str:
-    """One text per value: sorted keys, no spaces, no NaN tokens. What digests are taken of."""
+    """JSON with one text per value (sorted keys, no spaces, no NaN tokens), for digests."""
     return json.dumps(encode_non_finite(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -171,7 +171,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Seeds:
-    """Seeds of the random generators of a process, by module; ``kept`` are those that the workload seeded at import.
+    """Seeds of the random generators of a process, by module; ``kept``: generators that the workload seeded at import.
 
     ``hash``: ``PYTHONHASHSEED`` of its interpreter, drawn for it or set by the user; ``None`` where it is not known.
     """
@@ -234,7 +234,7 @@ class GroupState:
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt that was followed by another one: because a rank failed, or because a node came or left."""
+    """An attempt that another one followed, because a rank failed, or because a node came or left."""
 
     attempt: int
     reason: AttemptReason = "failure"
@@ -292,7 +292,7 @@ def to_json(data: object) -> str:
 
 
 def event_of_rank(data: dict[str, Any]) -> Event:
-    """An event from the log of a rank, which this package has written; without the import of pydantic."""
+    """Read an event from the log of a rank, which this package has written, without importing pydantic."""
     types = {"result": ResultRecord, "failure": Failure, "seeds": Seeds}
     read = {name: kind(**data[name]) for name, kind in types.items() if data.get(name) is not None}
     return {**data, **read}  # type: ignore[typeddict-item]

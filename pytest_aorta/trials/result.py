@@ -32,23 +32,23 @@ ExitStatus = Literal["ok", "workload_failed", "infrastructure_failed", "timeout"
 _REPR = 200
 
 
-class _Record(BaseModel):
+class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
-class Claim(_Record):
-    """Something that an environment claims, whether it is true (null where that is not known), and what was found."""
+class Claim(_Part):
+    """A claim of an environment, whether it is true (null if that is not known), and what was found instead."""
 
     claim: str
     verified: bool | None
     found: str
 
 
-class ExecutionEnv(_Record):
+class ExecutionEnv(_Part):
     """The environment that the trial was started in.
 
-    ``verified`` says whether the trial has seen what ``image``, ``venv`` and ``rocm`` claim: false if one is wrong;
-    null where nothing is claimed or one is not known. ``entered_with`` is the engine that has started it.
+    ``verified``: whether ``image``, ``venv`` and ``rocm`` are true of the trial: false if one is wrong; null if nothing
+    is claimed, or one is not known. ``entered_with``: the engine that started the container.
     """
 
     kind: Literal["local", "venv", "docker", "rocm"]
@@ -63,8 +63,8 @@ class ExecutionEnv(_Record):
     source_package: str
 
 
-class Imposed(_Record):
-    """What a run has imposed on a trial, which would not have it alone; ``None`` and empty for nothing.
+class Imposed(_Part):
+    """What a run imposes on a trial that a trial by itself would not have; ``None`` and empty for nothing.
 
     ``threads``: computing threads of each process; ``cpus``: those that it may run on; ``devices``: ids of those that
     it may see, empty where all were hidden; ``variables``: by which, where nothing else has set them.
@@ -76,7 +76,7 @@ class Imposed(_Record):
     variables: dict[str, str] = Field(default_factory=dict)
 
 
-class SideBySide(_Record):
+class SideBySide(_Part):
     """How many trials could run at a time: ``slots`` of each host, or of each of xdist's ``workers``.
 
     ``cores``: physical cores of the trial's host that they may use; ``None`` where it is not known. ``slot``: the one
@@ -91,7 +91,7 @@ class SideBySide(_Record):
     job: str | None = None
 
 
-class Elastic(_Record):
+class Elastic(_Part):
     """What the agent of a distributed trial did.
 
     ``launcher``: ``command`` where the command of the trial has started its ranks again by itself.
@@ -105,15 +105,15 @@ class Elastic(_Record):
     launcher_variables: dict[str, str] = Field(default_factory=dict)
 
 
-class RequestedWorkload(_Record):
-    """Where the class of a workload is: ``target`` is ``module:Class``, or ``/absolute/file.py:Class``."""
+class RequestedWorkload(_Part):
+    """The class of a workload: ``target`` is ``module:Class``, or ``/absolute/file.py:Class``."""
 
     name: str
     target: str
     source_package: str
 
 
-class RequestedEnvironment(_Record):
+class RequestedEnvironment(_Part):
     """An environment without its variables, which are in the overlay; ``launcher`` is its prefix."""
 
     name: str
@@ -129,7 +129,7 @@ class RequestedEnvironment(_Record):
     source_package: str
 
 
-class Request(_Record):
+class Request(_Part):
     """All that is needed to run a trial again, besides the cell and index of its record.
 
     ``overlay``: the variables that were set for it; ``ambient``: the values that each variable which any cell of the
@@ -168,7 +168,7 @@ class Request(_Record):
     sys_path: list[str] = Field(default_factory=list)
 
 
-class StartedBy(_Record):
+class StartedBy(_Part):
     """The test that has started a trial: its node id, of a marked test without the part that says which trial it is.
 
     ``options``: those that it gave, in short; ``digest``: of all that it chose besides environment and mitigations.
@@ -179,8 +179,8 @@ class StartedBy(_Record):
     digest: str = ""
 
 
-class ReplayOf(_Record):
-    """The record that a trial was run again from: its file, how that trial ended, and what differs now."""
+class ReplayOf(_Part):
+    """The record from which a trial was run again: its file, how that trial ended, and what differs now."""
 
     file: str
     started_at: str | None
@@ -189,8 +189,8 @@ class ReplayOf(_Record):
     differences: list[str] = Field(default_factory=list)
 
 
-class Collected(_Record):
-    """What a collector has found: its options, a sentence (empty for nothing), data, its problems, and files."""
+class Collected(_Part):
+    """Findings of a collector: its options, a sentence (empty for nothing), data, problems and files."""
 
     options: Free = Field(default_factory=dict)
     sentence: str = ""
@@ -199,7 +199,7 @@ class Collected(_Record):
     artifacts: list[str] = Field(default_factory=list)
 
 
-class TrialResult(_Record):
+class TrialResult(_Part):
     """The complete record of one trial. ``to_dict`` and ``from_dict`` round-trip without loss.
 
     A record that contradicts itself is refused: only a trial that is ``ok`` has passed, and its ``failure``, if it has

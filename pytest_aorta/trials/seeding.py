@@ -10,18 +10,17 @@ has the same one in every fresh interpreter, too.
 from __future__ import annotations
 
 import hashlib
-import importlib.abc
-import importlib.machinery
 import random
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from pytest_aorta.trials.installed import WatchedImports
 from pytest_aorta.trials.records import Seeds
 
-#: Of a seed; what every JSON reader takes for an integer.
+#: Bits of a seed: every JSON reader takes so many for an integer.
 SEED_BITS = 53
 
 #: Blocks of 624 words that an import may have drawn from a Mersenne Twister for its seed to be recognised.
@@ -40,7 +39,7 @@ def derived_seed(seed: int | str, *names: str | int) -> int:
 
 
 def rank_seed(seed: int, rank: int, attempt: int = 0) -> int:
-    """The seed of one rank of a trial: a rank that is started again gets another one."""
+    """The seed of one rank of a trial; a rank that is started again gets another seed."""
     return derived_seed(seed, "rank", rank, attempt)
 
 
@@ -50,12 +49,12 @@ def command_seed(seed: int) -> int:
 
 
 def hash_seed(run: int | str, number: int) -> int:
-    """``PYTHONHASHSEED`` of a number of a run: of the start or command with that number, in each of its cells."""
+    """``PYTHONHASHSEED`` of the start or command with this number, in every cell of a run."""
     return 1 + derived_seed(run, "hash", number) % (2**32 - 1)
 
 
 def rank_hash_seed(seed: int, rank: int, attempt: int = 0) -> int:
-    """``PYTHONHASHSEED`` of a rank, from that of its trial."""
+    """``PYTHONHASHSEED`` of a rank, derived from its trial's."""
     return 1 + derived_seed(seed, "hash of rank", rank, attempt) % (2**32 - 1)
 
 
@@ -76,7 +75,7 @@ def generator_state(name: str) -> list[Any]:
     return plain
 
 
-class ProcessSeeds(importlib.abc.MetaPathFinder):
+class ProcessSeeds(WatchedImports):
     """The seeds of this process's generators, from now on; one instance per process and per fork.
 
     Attributes:
@@ -94,7 +93,7 @@ class ProcessSeeds(importlib.abc.MetaPathFinder):
         for name in GENERATORS:
             if name in sys.modules:
                 self._seed(name, derived_seed(seed, name))
-        sys.meta_path.insert(0, self)
+        super().__init__()
 
     def _seed(self, name: str, seed: int) -> None:
         self.given[name] = seed
@@ -109,7 +108,7 @@ class ProcessSeeds(importlib.abc.MetaPathFinder):
                 self._seed_devices(module)
 
     def _seed_devices(self, torch: Any) -> None:
-        """Give the devices the seed that is the last one when they are initialised.
+        """Seed the devices when they are initialised, with the last seed given before.
 
         ``torch.manual_seed`` does so as well, but formats a stack each time, which takes a fork two milliseconds.
         """
@@ -167,31 +166,20 @@ class ProcessSeeds(importlib.abc.MetaPathFinder):
         return fresh
 
     def record(self) -> Seeds:
-        """For the record; seeds of generators that are not loaded yet are those that they will get."""
+        """The seeds for the record, also of generators that are not loaded yet."""
         generators = {}
         for name in GENERATORS:
             if name not in self.kept:
                 generators[name] = derived_seed(self.seed, name)
         return Seeds(self.seed, generators, sorted(self.kept))
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of the other finders, with a loader that has the module's generator seeded after its import."""
-        if fullname not in self._waited_for:
-            return None
-        self._waited_for.discard(fullname)
-        spec = None
-        for finder in sys.meta_path:
-            if spec is None and finder is not self:
-                spec = finder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            execute = loader.exec_module
+    def wants(self, name: str) -> bool:
+        """The first import of a generator that is not loaded yet."""
+        is_new = name in self._waited_for
+        self._waited_for.discard(name)
+        return is_new
 
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._seed(fullname, derived_seed(self.seed, fullname))
-
-            loader.exec_module = exec_module
-        return spec
+    def execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
+        """Seed a generator right after its import."""
+        execute(module)
+        self._seed(name, derived_seed(self.seed, name))

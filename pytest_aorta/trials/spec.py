@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import environment_label, identifier
-from pytest_aorta.probe.guard import plain
+from pytest_aorta.probe.guard import plain_data
 from pytest_aorta.probe.variables import DIGEST, REDACTED, recorded_variables
 from pytest_aorta.trials.execution import DEFAULTS, PLACES, Execution, Limits, Resources
 from pytest_aorta.trials.records import canonical_json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # not in the processes of trials
 
 @dataclass(frozen=True)
 class Origin:
-    """What a replayed trial has of its record, one of a recipe of its folder, and any other of the process that asks.
+    """Seeds and folders of a trial that come from elsewhere: from a replayed record, or from the folder of a recipe.
 
     Attributes:
         seed: of the trial; ``None`` for one from the operating system.
@@ -52,7 +52,7 @@ class TrialSpec:
         steps: number of steps, ``None`` for the workload's own default.
         collect: names of collectors, with options; with ``divergence``, all trials have the same seed.
         watched: names of the variables that any cell of the plan sets.
-        origin: of a replayed trial, or of one in another folder than that of pytest.
+        origin: given for a replayed trial, and for one that runs in another folder than pytest.
         order: how the trials of its plan were put in order, and by which seed; empty for one that is in no plan.
         cell_trials: number of trials of its cell; 0 where that is not known before.
     """
@@ -84,12 +84,12 @@ class TrialSpec:
 
     @property
     def given_seed(self) -> int | None:
-        """The seed as requested, else that of the record that is replayed."""
+        """The requested seed, else the seed of the replayed record."""
         return self.origin.seed if self.seed is None and self.origin is not None else self.seed
 
     @property
     def all_watched(self) -> list[str]:
-        """The variables that are recorded whatever they are called, sorted."""
+        """Names of variables that are always recorded, sorted."""
         return sorted({*self.watched, *self.overlay})
 
     @property
@@ -98,7 +98,7 @@ class TrialSpec:
 
     @property
     def environment_data(self) -> dict[str, Any]:
-        """The environment as JSON values, for workloads that look at it; of its variables, the names."""
+        """The environment as JSON values, for workloads that look at it, with the names of its variables only."""
         of = self.environment
         place = {"docker": of.docker, "venv": of.venv, "rocm": of.rocm}
         return {"name": of.name, **place, "source_package": of.source_package, "env": sorted(of.env)}
@@ -124,11 +124,11 @@ def _cell(environment: str, mitigations: tuple[str, ...]) -> str:
 
 Parts = dict[str, Any]
 
-#: Parts that a record has under names of their own.
+#: Parts that a record has under other names.
 _ELSEWHERE = ("config", "mitigations", "trial")
 
-#: The parts that are known only when a trial is over; the fingerprint is without them. The second: top-level modules of
-#: installed distributions that it has imported.
+#: Parts that are known only when a trial is over, and that the fingerprint leaves out: digests of files imported later,
+#: and top-level modules of installed distributions that were imported.
 IMPORTED_LATER, IMPORTED_MODULES = "imported_later", "imported_modules"
 
 #: Parts that the request alone decides. A record of a trial whose cell was not prepared has no others.
@@ -136,13 +136,13 @@ REQUESTED = ("workload", "environment", "overlay", "launcher", "isolation", "pre
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
-#: Of the surroundings, what processes of one trial may have different values of.
+#: Parts of the surroundings in which the processes of one trial may differ.
 _OF_ONE_PROCESS = ("interpreter", "cpus", "variables")
 
 
 @dataclass(frozen=True)
 class ImposedCounts:
-    """What the resources of a run change for a trial, as numbers that are equal for all trials of a cell.
+    """What a run imposes on a trial, as numbers that are equal for all trials of a cell.
 
     ``threads``: computing threads of each process; ``cores``: physical ones; ``devices`` that it sees. ``None`` for as
     many as alone. Which of them it gets depends on what else runs, and is in its record only.
@@ -230,13 +230,13 @@ def fingerprint_parts(
 
 
 def requested_parts(spec: TrialSpec) -> Parts:
-    """The parts that are known without the workload: those of ``REQUESTED``, as far as they are not empty."""
+    """The parts of ``REQUESTED`` that are not empty; they are known without the workload."""
     parts = fingerprint_parts(spec)
     return {name: parts[name] for name in REQUESTED if name in parts}
 
 
 def fingerprint(parts: Parts) -> str:
-    """Digest of all parts that are known before the trial starts."""
+    """Digest of the parts that are known before the trial starts."""
     known = dict(parts)
     for name in (IMPORTED_LATER, IMPORTED_MODULES):
         known.pop(name, None)
@@ -244,20 +244,20 @@ def fingerprint(parts: Parts) -> str:
 
 
 def recorded_parts(parts: Parts, imported_later: Mapping[str, str], modules: Sequence[str] = ()) -> Parts:
-    """What a record has as ``fingerprint_parts``.
+    """The ``fingerprint_parts`` of a record.
 
     ``imported_later``: digests of the source files that were imported after the preparation of the cell; ``modules`` of
     installed distributions that were imported at all, where that is known.
     """
-    recorded: Parts = plain(parts)  # names and paths that are no UTF-8 cannot be written
+    recorded: Parts = plain_data(parts)  # names and paths that are no UTF-8 cannot be written
     for name in _ELSEWHERE:
         recorded.pop(name, None)
-    later = {IMPORTED_LATER: plain(imported_later)} if imported_later else {}
-    return {**recorded, **later, **({IMPORTED_MODULES: plain(list(modules))} if modules else {})}
+    later = {IMPORTED_LATER: plain_data(imported_later)} if imported_later else {}
+    return {**recorded, **later, **({IMPORTED_MODULES: plain_data(list(modules))} if modules else {})}
 
 
 def parts_of(record: TrialResult) -> Parts:
-    """All parts of the request that a record is of; empty where it does not say, or not all."""
+    """All parts of a record's request; empty if the record does not have all of them."""
     if not record.fingerprint_parts or record.request_fingerprint is None:
         return {}
     elsewhere = (record.config, record.mitigations_applied, record.trial_index)
@@ -267,7 +267,7 @@ def parts_of(record: TrialResult) -> Parts:
 #: Longest value that is shown.
 _LONGEST = 60
 
-#: What is said of a request that an earlier version has recorded.
+#: The difference to a request that an earlier version has recorded.
 UNKNOWN = "recorded without the parts of its request"
 
 #: Name to version of all installed distributions.
@@ -282,47 +282,47 @@ def differences(
 ) -> list[str]:
     """One line for each thing that has changed: ``OMP_NUM_THREADS 4 -> 1``, ``mymodule.py changed``.
 
-    Values of variables are shown where they may be recorded of any environment.
+    Shows the values of variables that may be recorded.
 
     Args:
-        earlier: parts of the request that a record is of.
-        now: parts of the request that is to be carried out.
-        installed: gives the list of distributions with a digest, where there is one.
-        concerned: of distributions that have changed, those that count.
+        earlier: parts of a record's request.
+        now: parts of the new request.
+        installed: returns the list of distributions with a digest, or ``None``.
+        concerned: selects the changed distributions that matter.
     """
     if not earlier:
         return [UNKNOWN]
-    found: list[str] = []
+    changes: list[str] = []
     for name in dict.fromkeys([*now, *earlier]):
         before, after = earlier.get(name), now.get(name)
         if before == after or name in (IMPORTED_LATER, IMPORTED_MODULES, "packages"):
             continue
         if name in ("sources", "data_files"):
-            found += changed_files(before or {}, after or {})
+            changes += changed_files(before or {}, after or {})
         elif name in ("overlay", "variables"):
             was, is_now = ({**parts.get("variables", {}), **parts.get("overlay", {})} for parts in (earlier, now))
-            found += _each("", was, is_now, missing="unset")
+            changes += _each("", was, is_now, missing="unset")
         elif name in ("config", "environment", "elastic", "imposed"):
-            found += _each("option " if name == "config" else f"{name} ", before or {}, after or {})
+            changes += _each("option " if name == "config" else f"{name} ", before or {}, after or {})
         elif name in ("python", "torch"):  # begin with a version, which is all that is shown when it is another one
             one, two = (str(build).partition(" ")[0] for build in (before, after))
             build = "Python" if name == "python" else name
-            found.append(f"{build} {one} -> {two}" if one != two else f"{build} {one} built anew")
+            changes.append(f"{build} {one} -> {two}" if one != two else f"{build} {one} built anew")
         else:
             missing = "here" if name == "cwd" else "none"
-            found.append(f"{_NAMES.get(name, name)} {_shown(before, missing)} -> {_shown(after, missing)}")
+            changes.append(f"{_NAMES.get(name, name)} {_shown(before, missing)} -> {_shown(after, missing)}")
     if earlier.get("packages") != now.get("packages"):
-        known = {line.partition(" ")[0] for line in found}
+        known = {line.partition(" ")[0] for line in changes}
         digests = earlier.get("packages"), now.get("packages")
         had, has = (None if digest is None else installed(digest) for digest in digests)
         if had is None or has is None:
-            found.append("installed packages changed")
+            changes.append("installed packages changed")
         else:
             changed = concerned([name for name in {**had, **has} if had.get(name) != has.get(name)])
             had, has = ({name: each[name] for name in each if name in changed} for each in (had, has))
             packages = _each("", had, has, missing="not installed")
-            found += sorted(line for line in packages if line.partition(" ")[0] not in known)
-    return list(dict.fromkeys(found))
+            changes += sorted(line for line in packages if line.partition(" ")[0] not in known)
+    return list(dict.fromkeys(changes))
 
 
 #: Parts whose names say too little.
@@ -335,12 +335,12 @@ _NAMES = {
 
 
 def _each(what: str, before: Mapping[str, Any], after: Mapping[str, Any], missing: str = "none") -> list[str]:
-    found = []
+    changed = []
     for name in dict.fromkeys([*after, *before]):
         if canonical_json(before.get(name)) != canonical_json(after.get(name)):  # a NaN equals a NaN
             one, two = (_shown(mapping.get(name), missing) for mapping in (before, after))
-            found.append(f"{what}{name} changed" if one == two else f"{what}{name} {one} -> {two}")
-    return found
+            changed.append(f"{what}{name} changed" if one == two else f"{what}{name} {one} -> {two}")
+    return changed
 
 
 def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

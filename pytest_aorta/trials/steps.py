@@ -18,7 +18,7 @@ KEPT = 10_000
 
 
 class StepClock:
-    """Takes down when steps are reported while it is running: not those of ``setup()``.
+    """Notes when steps are reported while it runs, which it does not in ``setup()``.
 
     Each report says how many steps are done. The steps reported at one moment share the time since the moment before
     it: a pipe may bring many lines at once. The first report has none before it, and a lower number begins a new count.
@@ -29,11 +29,11 @@ class StepClock:
         self._stride = 1
         self._seen = 0
         self._step: int | None = None
-        #: The moment of the last report, the one before it, and how many steps were done in between.
+        #: Times of the last report and the one before, and steps done in between.
         self._at = self._before = 0.0
         self._done = 0
         self.is_running = False
-        #: Gets each step that is reported as well.
+        #: Also receives each reported step.
         self.also_tell: Callable[[int], object] | None = None
 
     def report(self, step: Any, now: float) -> None:
@@ -76,7 +76,7 @@ class StepClock:
         self._seen += 1
 
 
-#: Step and total; a total of -1 is none.
+#: Step and total; -1 stands for no total.
 _FORMAT = struct.Struct("=qq")
 
 
@@ -129,10 +129,10 @@ def read_steps(path: Path) -> Event | None:
 
 
 class SaidSteps:
-    """The steps that one process has said, or several that do not say which of them it is.
+    """Steps in the output of one process, or of several processes that cannot be told apart.
 
-    A number that goes back to the first one begins a new count, as that of an epoch. One that goes back to another is
-    of another process: then the time of a step is that between the moments at which any process has first said it.
+    A number that goes back to the first one begins a new count, such as an epoch. A number that goes back to any other
+    one comes from another process; then the time of a step counts from when any process first said it.
     """
 
     def __init__(self) -> None:

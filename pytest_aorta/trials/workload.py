@@ -198,9 +198,9 @@ def _reduce(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -
         if size > _ARRAY_LIMIT:
             notes.append(f"{where or 'value'}: {size} elements; kept as text")
             return f"<{type(value).__qualname__} of shape {tuple(value.shape)}, {value.dtype}>"
-        found = value.tolist()
+        as_python = value.tolist()
         # numpy.longdouble has no Python counterpart, and returns itself
-        return float(found) if type(found) is type(value) else to_plain(found, notes, where, inside)
+        return float(as_python) if type(as_python) is type(value) else to_plain(as_python, notes, where, inside)
     raise _NoForm(f"{type(value).__qualname__} has no JSON form")
 
 

@@ -40,7 +40,7 @@ from pytest_aorta.common.texts import identifier
 from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryError, environment_from, mitigation_from
 from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, Reader, seconds, share, shown_command, variations
 from pytest_aorta.triage import margin
-from pytest_aorta.trials.command_line import label_of, words_of
+from pytest_aorta.trials.command_line import command_words, label_of
 from pytest_aorta.trials.output import checked_metric, checked_regex
 from pytest_aorta.trials.readers import checked_source
 from pytest_aorta.workflow.finding import FILES_OF_ROW, RecipeError, UnknownKey
@@ -822,7 +822,7 @@ def _check_trial_command(command: str) -> None:
     if works_on_directories(command):
         raise ValueError(f"the command {command!r} works on directories, which have no trials")
     try:
-        words_of(command)
+        command_words(command)
     except ValueError as error:
         raise ValueError(f"the command {shown_command(command)} is not valid; expected {error}") from None
 
@@ -843,7 +843,7 @@ def _with_action_at_the_top(
         if _OF_TRIALS.isdisjoint(own):
             own["trials"] = 1  # which makes trials of it
         with contextlib.suppress(ValueError):
-            name = label_of(words_of(command))
+            name = label_of(command_words(command))
     own.setdefault("name", name if isinstance(name, str) else "trials")
     at_top = {("action", 0, *key): line for key, line in lines.items() if key and key[0] in own}
     others = {key: value for key, value in content.items() if key not in own}

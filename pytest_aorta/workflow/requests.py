@@ -20,7 +20,7 @@ from pytest_aorta.common.conditions import Json
 from pytest_aorta.common.import_target import module_spec
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.plan import PlanError, Selection, cell_value, entries_of, option_text, trials_of, with_axis
-from pytest_aorta.probe.guard import plain
+from pytest_aorta.probe.guard import plain_data
 from pytest_aorta.registry import Registry, RegistryError
 from pytest_aorta.settings import OPTION, mitigation_set
 from pytest_aorta.trials.execution import elastic_options
@@ -151,7 +151,7 @@ def _digest(
 ) -> str:
     requested = {name: parts[name] for name in REQUESTED if name in parts}
     given = {"mitigations": mitigations, "config": config, "steps": steps, "nproc": nproc, "seed": seed}
-    return _hash(canonical_json(plain({**requested, **given})))
+    return _hash(canonical_json(plain_data({**requested, **given})))
 
 
 def _hash(text: str) -> str:

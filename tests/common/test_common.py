@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.interrupts import PIECE, pieces
 from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
-from pytest_aorta.common.texts import format_ranges, identifier, own_message, parse_ranges, read_tail
+from pytest_aorta.common.texts import format_ranges, identifier, parse_ranges, read_tail
+from pytest_aorta.trials.tracebacks import own_message
 
 
 @pytest.mark.parametrize(("timeout", "first"), [(0.0, [0.0]), (-1.0, [0.0]), (0.5, [0.5]), (None, [PIECE, PIECE])])

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from support.plans import grid
 
 from pytest_aorta.launch.engine import JobPool
-from pytest_aorta.launch.host.allocation import Allocator, SlotJob
-from pytest_aorta.launch.host.trial_host import Slot
+from pytest_aorta.launch.host.allocation import Allocator
+from pytest_aorta.launch.host.local_host import Slot
+from pytest_aorta.launch.job import TrialJob
 from pytest_aorta.plan import ordered
 from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
 from pytest_aorta.trials.execution import Resources
@@ -28,17 +29,11 @@ from pytest_aorta.trials.spec import TrialSpec
 JOB: Any = SimpleNamespace(cancelled=Future(), on_cancel=lambda callback: None)
 
 
-class Job(SlotJob):
-    """A trial that only waits."""
-
-    def __init__(self, spec: TrialSpec) -> None:
-        super().__init__()
-        self.spec = spec
-        self.cell, self.round = (spec.workload.name, spec.cell), spec.trial_index
-
-    def run(self, slot: Slot) -> None: ...
-
-    def give_up(self, error: Exception | None = None) -> None: ...
+def waiting_for(spec: TrialSpec) -> TrialJob:
+    """A trial in a queue."""
+    job = TrialJob(spec, Path())
+    job.cell, job.round = (spec.workload.name, spec.cell), spec.trial_index
+    return job
 
 
 def slots_of(hosts: int, slots: int) -> list[Slot]:
@@ -47,12 +42,12 @@ def slots_of(hosts: int, slots: int) -> list[Slot]:
 
 def simulated(trials: tuple[TrialSpec, ...], slots: list[Slot], lasts: Any) -> list[tuple[TrialSpec, Slot]]:
     """Which slot takes which trial, where a trial on a slot lasts so long."""
-    pool, waiting = JobPool(slots), [Job(spec) for spec in trials]
+    pool, waiting = JobPool(slots), [waiting_for(spec) for spec in trials]
     free = [(0.0, number) for number in range(len(slots))]
     taken = []
     while waiting:
         now, number = heapq.heappop(free)
-        job = cast(Job, pool.choose(waiting, slots[number]))
+        job = cast(TrialJob, pool.choose(waiting, slots[number]))
         waiting.remove(job)
         taken.append((job.spec, slots[number]))
         heapq.heappush(free, (now + lasts(job.spec, slots[number]), number))
@@ -110,7 +105,7 @@ def test_what_is_grouped_stays_grouped_and_what_is_urgent_comes_first() -> None:
 
     slot, other = slots = slots_of(2, 1)
     pool = JobPool(slots)
-    one, two = (Job(cell[0]) for cell in grid(1, 1, 2, 1))
+    one, two = (waiting_for(cell[0]) for cell in grid(1, 1, 2, 1))
     assert pool.choose([one], slot) is one
     assert pool.choose([one, two], slot) is two
     assert pool.choose([one, two], other) is one

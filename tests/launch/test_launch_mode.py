@@ -15,7 +15,7 @@ import pytest
 from support.plans import SPEC
 
 from pytest_aorta.launch.child.rendezvous import NodeExchange, connect_nodes
-from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AttemptEvidence, RankEvidence
 from pytest_aorta.launch.launch_mode import (
     LaunchModeError,
     LaunchPlan,
@@ -164,7 +164,9 @@ def test_it_says_which_nodes_have_come_to_a_trial(served: tuple[NodeStore, Elast
 def test_records_of_another_program_are_not_read(
     served: tuple[NodeStore, ElasticOptions], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    trial = TrialEvidence("elastic", group="group", ranks=[RankEvidence(rank, started=rank == 0) for rank in range(2)])
+    trial = AttemptEvidence(
+        "elastic", group="group", ranks=[RankEvidence(rank, started=rank == 0) for rank in range(2)]
+    )
     connect_nodes(served[1], "records", 30.0).set("group/1", '[{"rank": "one"}]')
     exchange = NodeExchange(served[1], "records")
     assert exchange.share(trial) == trial

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.launch.host import process_trial
+from pytest_aorta.launch.host import supervisor
 from pytest_aorta.runtime.zygote import StartLimits
 
 #: Hangs with the GIL held, beside a thread and a process of another session.
@@ -147,7 +147,7 @@ def test_the_deadline_of_ranks_begins_after_their_imports(stage: Stage, launcher
 
 @pytest.mark.slow
 def test_ranks_that_hang_in_their_imports_did_not_run(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_trial, "start_limits", lambda order: StartLimits(total=9))
+    monkeypatch.setattr(supervisor, "start_limits", lambda order: StartLimits(total=9))
     stage.write(ranks=RANKS.replace("11", "1000"))
     result = stage.run_here("ranks.py", "--aorta-nproc", "2", "--aorta-timeout", "5", "--aorta-launcher", "torchrun")
     failure = stage.trial("Ranks/trial_0.json")["failure"]

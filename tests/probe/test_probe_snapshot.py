@@ -1,4 +1,4 @@
-"""Snapshots are always there: whole, plain, in time, and whatever is broken."""
+"""Snapshots are always there: whole, plain_data, in time, and whatever is broken."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from pytest_aorta.probe import collect
 from pytest_aorta.probe.collect import EnvSnapshot, StaticEnv, collect_end, collect_env, collect_static
-from pytest_aorta.probe.guard import plain
+from pytest_aorta.probe.guard import plain_data
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_what_json_cannot_hold_is_made_plain() -> None:
     class Text(str):
         __slots__ = ()
 
-    found = plain(
+    found = plain_data(
         {1: (Text("a"), {2, 1}), "nan": float("nan"), "inf": float("-inf"), "other": ValueError("x"), "no": None}
     )
     assert found == {"1": ["a", [1, 2]], "nan": "NaN", "inf": "-Infinity", "other": "x", "no": None}

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.trials.command_line import (
+    command_words,
     distinct_names,
     files_in,
     fill_in,
     label_of,
     launcher_in,
     script_of,
-    words_of,
 )
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 
@@ -27,13 +27,13 @@ VALUES = {TRIAL_INDEX: "3", TRIAL_DIR: "/a b/files", TRIAL_SEED: "42"}
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
 def test_words_are_those_of_a_shell(words: list[str]) -> None:
-    assert words_of(shlex.join(["program", *words])) == ["program", *words]
+    assert command_words(shlex.join(["program", *words])) == ["program", *words]
 
 
 @pytest.mark.parametrize("wrong", ["", "  ", "''", "python 'x", "a\0b", "HF_TOKEN=abc python x.py"])
 def test_what_is_no_command_is_refused_without_the_values_of_variables(wrong: str) -> None:
     with pytest.raises(ValueError, match="a program and its arguments") as refused:
-        words_of(wrong)
+        command_words(wrong)
     assert "abc" not in str(refused.value)
 
 
@@ -55,18 +55,18 @@ def test_what_only_a_shell_would_do_is_refused_with_the_form_that_works(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").touch()
     with pytest.raises(ValueError) as refused:
-        words_of(command)
+        command_words(command)
     assert str(refused.value).startswith(f"no {character!r} outside of quotes")
     assert f"--aorta-command {form}; " in str(refused.value)
     assert "abc" not in str(refused.value)
     if "..." not in form:
-        assert words_of(shlex.split(form)[0])[0] == "bash"
+        assert command_words(shlex.split(form)[0])[0] == "bash"
 
 
 def test_quotes_keep_such_characters() -> None:
     with pytest.raises(ValueError, match=re.escape("no '$OMP' in double quotes, because no shell runs the command")):
-        words_of('test -n "$OMP"')
-    assert words_of("a 'x|y' '$HOME' \\; ^x$ b~ --re=^a$")[1:] == ["x|y", "$HOME", ";", "^x$", "b~", "--re=^a$"]
+        command_words('test -n "$OMP"')
+    assert command_words("a 'x|y' '$HOME' \\; ^x$ b~ --re=^a$")[1:] == ["x|y", "$HOME", ";", "^x$", "b~", "--re=^a$"]
 
 
 def test_placeholders_are_filled_in_and_other_braces_stay() -> None:
@@ -115,7 +115,7 @@ def test_files_are_found_in_the_words_of_shells_and_in_their_scripts(
     files = {"a.py": "", "c.yaml": "", "go.sh": f"#!/usr/bin/env bash\n{script}"}
     for name, text in {**files, "without-first-line": script}.items():
         (tmp_path / name).write_text(text)
-    assert {"a.py", "c.yaml"} <= {Path(file).name for file in files_in(words_of(command))}
+    assert {"a.py", "c.yaml"} <= {Path(file).name for file in files_in(command_words(command))}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_its_launcher_is_one_of_its_words(command: str, launcher: str | None) ->
     ],
 )
 def test_its_label_says_what_it_runs(command: str, label: str) -> None:
-    assert label_of(words_of(command)) == label
+    assert label_of(command_words(command)) == label
 
 
 @given(st.lists(st.lists(st.text(max_size=60), min_size=1), min_size=1, max_size=4))
@@ -162,9 +162,9 @@ def test_a_name_is_safe_in_node_ids_and_paths(commands: list[list[str]]) -> None
 
 def test_commands_are_told_apart_by_the_words_that_differ() -> None:
     commands = ["python train.py --lr 1 --fast", "python train.py --lr 2", "python other.py", "bash -c 'x y'"]
-    assert distinct_names([words_of(command) for command in commands]) == [
+    assert distinct_names([command_words(command) for command in commands]) == [
         *("command-train-lr-1-fast", "command-train-lr-2", "command-other", "command-bash"),
     ]
     alike = ["python a.py '['", "python a.py ']'", "python a.py 1 2", "python a.py 2 1", "python a.py"]
-    assert len(set(distinct_names([words_of(command) for command in alike]))) == len(alike)
+    assert len(set(distinct_names([command_words(command) for command in alike]))) == len(alike)
     assert distinct_names([["python", "a.py"]] * 2) == ["command-a", "command-a"]  # which a plan refuses

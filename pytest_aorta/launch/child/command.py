@@ -1,4 +1,4 @@
-"""A command as a workload: its process and output, and the result of what it has printed."""
+"""A command as a workload: its process, its output, and the result that its output gives."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from pytest_aorta.trials.workload import CommandResult
 
 _CHUNK = 2**16
 
-#: Bytes without an end of line that are taken for one.
+#: Bytes after which output without a line end is taken for a line.
 _LONGEST_LINE = 2**16
 
-#: Bytes at the end of its standard error that are kept.
+#: Bytes that are kept of the end of its standard error.
 _TAIL = 2**16
 
-#: Seconds between two looks at a process whose pipes are held by others.
+#: Seconds between two looks at a process whose pipes other processes hold.
 _LOOK = 0.05
 
 _LINE_END = re.compile(rb"[\r\n]+")
 
-#: Takes a line, and when it came, in seconds of ``time.perf_counter()``.
+#: Receives each line and its time in seconds of ``time.perf_counter()``.
 Take = Callable[[str, float], object]
 
 
 class Lines:
-    """Puts chunks of bytes together to lines. Those of progress bars end with a carriage return."""
+    """Joins chunks of bytes to lines. Lines of progress bars end with a carriage return."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -85,7 +85,7 @@ class CommandProcess:
         self.errors = b""
 
     def follow(self, take: Take) -> int:
-        """Pass its output on until it has ended, also where a process that it has left behind holds its pipes.
+        """Pass its output on until it has ended, even if a process that it left behind holds its pipes.
 
         Returns:
             its exit code; negative for a signal.
@@ -133,10 +133,10 @@ class CommandProcess:
 
 @contextlib.contextmanager
 def last_to_leave() -> Iterator[None]:
-    """While a command runs, leave it to it to answer the signals that all processes of a trial get.
+    """While a command runs, let the command answer the signals that all processes of a trial get.
 
-    SIGTERM ends the command, whose last words have to reach the logs, and then this process; of a hang, the stacks that
-    count are the command's.
+    SIGTERM ends the command, whose last words must reach the logs, and then this process. In a hang, only the stacks of
+    the command matter.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield  # in the process of pytest
@@ -162,51 +162,51 @@ def last_to_leave() -> Iterator[None]:
 _SHOWN = 200
 
 
-def command_failure(code: int, found: OutputFindings, errors: str) -> Failure | None:
-    """What a command has failed of; ``None`` when it has passed.
+def command_failure(code: int, findings: OutputFindings, errors: str) -> Failure | None:
+    """Why a command has failed; ``None`` if it has passed.
 
-    The first of these decides: a signal; a line that matches ``fail_on``, or a metric that is not finite; ``skip_on``;
-    the exit code; that no line matches ``pass_on``.
+    The first of these decides: a signal; a line that matches ``fail_on``, or a metric that is not finite; a line that
+    matches ``skip_on``; the exit code; no line that matches ``pass_on``.
     """
     if code < 0:
-        return _after(infer_exit_reason(code, None, errors), found)
-    if found.failures:
-        return Failure("run", "result", found.reason)
-    if found.skipped:
-        return cannot_judge(found.skipped)
+        return _after(infer_exit_reason(code, None, errors), findings)
+    if findings.failures:
+        return Failure("run", "result", findings.reason)
+    if findings.skipped:
+        return cannot_judge(findings.skipped)
     if code > 0:
-        failure = _after(infer_exit_reason(code, None, errors), found)
-        said = found.last_words[:_SHOWN] if failure.kind == "exit_code" else ""
+        failure = _after(infer_exit_reason(code, None, errors), findings)
+        said = findings.last_words[:_SHOWN] if failure.kind == "exit_code" else ""
         return replace(failure, message=f"{failure.message}: {said}") if said else failure
-    if found.rules.pass_on and not found.passed:
-        patterns = " or ".join(map(repr, found.rules.pass_on))
-        return _after(Failure("run", "result", f"no line of its output matches {patterns}"), found)
+    if findings.rules.pass_on and not findings.passed:
+        patterns = " or ".join(map(repr, findings.rules.pass_on))
+        return _after(Failure("run", "result", f"no line of its output matches {patterns}"), findings)
     return None
 
 
-def _after(failure: Failure, found: OutputFindings) -> Failure:
-    if found.step is None or failure.kind == "exception":
+def _after(failure: Failure, findings: OutputFindings) -> Failure:
+    if findings.step is None or failure.kind == "exception":
         return failure
-    step = after_step(Observation(progress=Progress(found.step, found.total)))
+    step = after_step(Observation(progress=Progress(findings.step, findings.total)))
     return replace(failure, message=f"{failure.message}{step}")
 
 
-def command_result(code: int, found: OutputFindings, errors: str, elapsed: float) -> CommandResult:
-    """The result of a command that has ended after ``elapsed`` seconds; the rest as of ``command_failure``."""
-    failure, output = command_failure(code, found, errors), found.report()
-    if failure is None and found.rules.has_steps and found.step is None:
+def command_result(code: int, findings: OutputFindings, errors: str, elapsed: float) -> CommandResult:
+    """The result of a command that took ``elapsed`` seconds; the other arguments are as for ``command_failure``."""
+    failure, output = command_failure(code, findings, errors), findings.report()
+    if failure is None and findings.rules.has_steps and findings.step is None:
         output["warnings"].append("passed=True, but no line of its output says a step")
     return CommandResult(
         passed=failure is None,
-        failure_count=found.failure_count,
-        first_failure_iteration=found.first_failure,
-        failure_details=found.failures,
-        total_iterations=max(0, found.step or 0),
-        step_times_ms=found.step_times_ms,
+        failure_count=findings.failure_count,
+        first_failure_iteration=findings.first_failure,
+        failure_details=findings.failures,
+        total_iterations=max(0, findings.step or 0),
+        step_times_ms=findings.step_times_ms,
         elapsed_sec=elapsed,
-        metrics={**found.metrics, RETURNCODE: code},
-        executed_iterations=None if found.step is None else max(0, found.step),
-        configured_iterations=found.total if found.total is not None and found.total >= 0 else None,
+        metrics={**findings.metrics, RETURNCODE: code},
+        executed_iterations=None if findings.step is None else max(0, findings.step),
+        configured_iterations=findings.total if findings.total is not None and findings.total >= 0 else None,
         failure=failure,
         output=output,
     )

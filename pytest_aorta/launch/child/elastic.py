@@ -1,8 +1,8 @@
-"""The ranks of a trial, which torch's elastic agent, or torchrun, starts in the trial's process.
+"""Starts the ranks of a trial by torch's elastic agent, or by torchrun, in the trial's process.
 
-Ranks of a workload send events; those of a script or command do not. The agent replaces signal handlers and edits
-``os.environ``, which affects only this process. Importing this module imports torch's agent, so zygotes do it once for
-all their trials. ``python -m pytest_aorta.launch.child.elastic ORDER`` is a rank that torchrun has started.
+Ranks of a workload send events; ranks of a script or command do not. The agent replaces signal handlers and edits
+``os.environ``, which affects only this process. Importing this module imports torch's agent, so a zygote imports it
+once for all its trials. torchrun starts a rank as ``python -m pytest_aorta.launch.child.elastic ORDER``.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from pytest_aorta.launch.child.recorder import (
     use_recorder,
 )
 from pytest_aorta.launch.child.rendezvous import NodeExchange, close_stores, open_store, rendezvous
-from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, snapshot, use_seed
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, TrialEvidence
+from pytest_aorta.launch.child.workload_main import load, prepare_workload, run_workload, snapshot, use_seed
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, AttemptEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
-from pytest_aorta.launch.launch_mode import LOOPBACK, TrialPayload, free_port, is_multi_node, node_rank
+from pytest_aorta.launch.launch_mode import LOOPBACK, ChildArgument, free_port, is_multi_node, node_rank
 from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.process_tree import die_with_parent, reasons_against_forking
 from pytest_aorta.runtime.zygote import LentFork
 from pytest_aorta.runtime.zygote_main import arm
 from pytest_aorta.trials.command_line import (
     COMMAND_TARGET,
+    command_words,
     fill_in,
     located,
     module_path,
     placeholders_in,
     program_not_found,
     runnable,
-    words_of,
 )
 from pytest_aorta.trials.execution import DEFAULTS, TRIAL_SEED, ElasticOptions, enter, take_place
 from pytest_aorta.trials.lifecycle import failure_of
@@ -80,8 +80,8 @@ from pytest_aorta.trials.workload import read_result
 # A rank of a workload.
 
 
-def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None = None) -> None:
-    """Run the trial as the rank that ``RANK`` says; exits with 1 unless setup and run succeed."""
+def run_rank(payload: ChildArgument, *, prepared: bool = True, relay: Send | None = None) -> None:
+    """Run the trial as rank ``RANK``; exits with 1 unless setup and run succeed."""
     attempt, rank = int(os.environ.pop(ATTEMPT)), int(os.environ["RANK"])
     trial, sockets = Path(payload["folder"]), Path(payload["sockets"])
     folder, socket = attempt_folder(trial, attempt), f"attempt_{attempt}.{rank}"
@@ -115,7 +115,7 @@ def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None
         finally:
             end["sec"] = time.monotonic() - start
             send(end)
-        prepare(payload)
+        prepare_workload(payload)
     use_seed(seed)
     with contextlib.suppress(OSError):
         serve_recorder(str(sockets / socket))
@@ -127,14 +127,14 @@ def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()
-        except OSError:  # closed by the workload: torch would fail to flush it as well, and end the rank with 1
+        except OSError:  # the workload has closed it: torch would also fail to flush it, and end the rank with 1
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         except (AttributeError, ValueError):
             pass
 
 
-def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: int) -> None:
-    """A rank in a process that the agent forked."""
+def rank_main(payload: ChildArgument, send: Send, single_threaded: bool, agent: int) -> None:
+    """Run a rank in a process that the agent has forked."""
     die_with_parent(agent)
     # As in the fresh interpreters that torchrun starts; the agent's handlers raise exceptions.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -146,8 +146,8 @@ def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: i
     run_rank(payload, relay=send)
 
 
-def run_zygote_rank(payload: TrialPayload) -> None:
-    """A rank in a fork of a zygote that is its own."""
+def run_zygote_rank(payload: ChildArgument) -> None:
+    """Run a rank in a fork of its own zygote."""
     environ = payload["rank_environ"]
     os.environ.clear()
     os.environ.update(environ)
@@ -161,7 +161,7 @@ def run_zygote_rank(payload: TrialPayload) -> None:
     run_rank(payload)
 
 
-def fresh_rank_main(payload: TrialPayload, agent: int) -> None:
+def fresh_rank_main(payload: ChildArgument, agent: int) -> None:
     # A fork server is the parent of its ranks.
     die_with_parent(os.getppid() if payload["elastic"]["start_method"] == "forkserver" else agent)
     run_rank(payload, prepared=False)
@@ -169,14 +169,14 @@ def fresh_rank_main(payload: TrialPayload, agent: int) -> None:
 
 # In the trial's process, the agent of a workload's ranks.
 
-#: One for each local rank, of the process that has started this one; empty where ranks are forks of this process.
+#: Zygotes of the local ranks, lent by the process that started this one; empty if the agent forks the ranks here.
 lent_zygotes: list[Channel] = []
 
 
 class ZygoteRanks:
-    """Stands for ``subprocess.Popen`` in torch's agent: a rank is a fork of the zygote that was lent for it."""
+    """Replaces ``subprocess.Popen`` in torch's agent: forks each rank from the zygote that was lent for it."""
 
-    def __init__(self, payload: TrialPayload, send: Send) -> None:
+    def __init__(self, payload: ChildArgument, send: Send) -> None:
         self._payload, self._send = payload, send
         self._started: list[LentFork] = []
 
@@ -195,13 +195,13 @@ class ZygoteRanks:
         return forked
 
     def tell(self) -> None:
-        """Send the host the processes of the ranks, and what they have left behind."""
+        """Send the host the processes of the ranks, and the processes that they have left behind."""
         running = [forked.pid for forked in self._started if forked.returncode is None]
         left = [name for forked in self._started for name in forked.swept]
         self._send({"type": "rank_pids", "pids": running, "left": left})
 
 
-def run_elastic(payload: TrialPayload, send: Send) -> None:
+def run_elastic(payload: ChildArgument, send: Send) -> None:
     """Start the ranks, wait for them, report how they ended."""
     nproc, options = payload["nproc"], ElasticOptions(**payload["elastic"])
     if options.start_method == "fork" and (reasons := reasons_against_forking()):
@@ -251,7 +251,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
 
 
 def reason_of(result: RunResult | None) -> dict[str, str] | None:
-    """Why an agent has ended, as an error, where no rank has failed and none is done."""
+    """The error with which an agent has ended, if no rank has failed and none is done."""
     if result is None:
         return {"type": "RendezvousGracefulExitError", "message": "its rendezvous was closed before it could take part"}
     if result.state is WorkerState.UNHEALTHY or (result.state is WorkerState.FAILED and not result.failures):
@@ -260,7 +260,7 @@ def reason_of(result: RunResult | None) -> dict[str, str] | None:
 
 
 def _follow(recorder: RankRecorder, run_agent: Callable[[], dict[str, str] | None]) -> dict[str, str] | None:
-    """Run an agent to its end; the error that has ended it, if one has."""
+    """Run an agent to its end; returns the error that has ended it, or ``None``."""
     use_recorder(recorder)
     try:
         error = run_agent()
@@ -281,20 +281,20 @@ def _follow(recorder: RankRecorder, run_agent: Callable[[], dict[str, str] | Non
     return error
 
 
-def _report(folder: Path, trial: TrialEvidence, send: Send, *, keep: bool = False) -> None:
-    found = judge(trial)
-    if found.failure is not None or found.cleanup is not None or keep:
+def _report(folder: Path, trial: AttemptEvidence, send: Send, *, keep: bool = False) -> None:
+    judgement = judge(trial)
+    if judgement.failure is not None or judgement.cleanup is not None or keep:
         keep_evidence(folder, trial)
     else:
         drop_collectives(folder)
-    send(ranks_event(found))
+    send(ranks_event(judgement))
 
 
 # torchrun.
 
 
-def run_torchrun(payload: TrialPayload, send: Send) -> None:
-    """Run a workload in ranks that torchrun starts, which run this module."""
+def run_torchrun(payload: ChildArgument, send: Send) -> None:
+    """Run a workload in ranks that torchrun starts; each runs this module."""
     order = Path(payload["folder"], "torchrun.json")
     order.write_text(json.dumps({"payload": payload, "agent": os.getpid(), "sys_path": sys.path}))
     options = ElasticOptions(**payload["elastic"])
@@ -304,7 +304,7 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
     _report(recorder.folder, trial, send)
 
 
-def run_script(payload: TrialPayload, send: Send) -> None:
+def run_script(payload: ChildArgument, send: Send) -> None:
     script = payload["overrides"]
     program = ["--module", "--", script["module"]] if "module" in script else ["--", script["script"]]
     send({"type": "env", "env": snapshot(payload["watched"])})
@@ -312,10 +312,10 @@ def run_script(payload: TrialPayload, send: Send) -> None:
     _run_program(payload, send, [*program, *script["arguments"]], sys_path=sys.path)
 
 
-def run_command_ranks(payload: TrialPayload, send: Send) -> None:
+def run_command_ranks(payload: ChildArgument, send: Send) -> None:
     send({"type": "env", "env": snapshot(payload["watched"])})
     config = resolve_config(load_class(COMMAND_TARGET), payload["overrides"], payload["steps"]).value
-    words, path = words_of(config.command), os.environ.get("PATH", os.defpath)
+    words, path = command_words(config.command), os.environ.get("PATH", os.defpath)
     start = located(fill_in(words, os.environ))
     if (problem := program_not_found(start, path)) is not None:
         failure = Failure("setup", "exception", problem, "CommandNotFound")
@@ -334,17 +334,17 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
 
 
 def _run_program(
-    payload: TrialPayload,
+    payload: ChildArgument,
     send: Send,
     words: Sequence[str],
     output: CommandOutput | None = None,
     sys_path: Sequence[str] = (),
 ) -> None:
-    """Start ranks that send no events, and report how they ended.
+    """Run a program in ranks that send no events, and report how they ended.
 
-    ``words`` are the program of the ranks and its arguments, for torchrun, behind ``--``: it would take arguments such
-    as ``--log`` for its own. ``output`` looks at what they print; without it, torchrun's exit code is the result.
-    ``sys_path`` is added to that of Python programs.
+    ``words``: program and arguments of the ranks, which torchrun gets behind ``--``, because it would take arguments
+    such as ``--log`` for its own. ``output`` reads what the ranks print; without it, torchrun's exit code is the
+    result. ``sys_path``: folders to add to the ``sys.path`` of Python programs.
     """
     folder, sockets = payload["folder"], payload["sockets"]
     interval = 0.02 if output is None else 0.005
@@ -355,8 +355,8 @@ def _run_program(
     os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
     trial, code = _run_torchrun(recorder, payload, options, words)
     clear(recorder.folder)
-    found = judge(trial)
-    if recorder.ready is not None and (found.failure is None or found.failure.confidence is not None):
+    judgement = judge(trial)
+    if recorder.ready is not None and (judgement.failure is None or judgement.failure.confidence is not None):
         end: Event = {"type": "end", "phase": "run", "sec": time.monotonic() - recorder.ready, "at": time.time()}
         if output is None:
             end["result"] = ResultRecord(code == 0, metrics={"returncode": code})
@@ -368,9 +368,9 @@ def _run_program(
 
 
 def _run_torchrun(
-    recorder: RankRecorder, payload: TrialPayload, options: ElasticOptions, words: Sequence[str]
-) -> tuple[TrialEvidence, int]:
-    """Run torchrun to its end; the evidence, and the exit code that it would have."""
+    recorder: RankRecorder, payload: ChildArgument, options: ElasticOptions, words: Sequence[str]
+) -> tuple[AttemptEvidence, int]:
+    """Run torchrun to its end; returns the evidence, and torchrun's exit code."""
     # torchrun would give the ranks of all attempts one store, in which those of a restart find the addresses of dead
     # ranks, and mostly connect to these until they give up (pytorch/pytorch#135712).
     if options.max_restarts:
@@ -388,7 +388,7 @@ def _run_torchrun(
     return recorder.evidence(AgentEnd("torchrun", code, error)), code
 
 
-def _torchrun_options(options: ElasticOptions, payload: TrialPayload) -> list[str]:
+def _torchrun_options(options: ElasticOptions, payload: ChildArgument) -> list[str]:
     spelled: dict[str, object] = {
         "nproc-per-node": payload["nproc"],
         "nnodes": ":".join(map(str, options.nnodes)),
@@ -408,17 +408,17 @@ def _torchrun_options(options: ElasticOptions, payload: TrialPayload) -> list[st
     return [text for name, value in spelled.items() if value is not None for text in (f"--{name}", str(value))]
 
 
-#: Bytes that are read of a log at once.
+#: Bytes of a log that are read at once.
 _LOG_CHUNK = 2**20
 
-#: Least time between two events that say nothing new, in seconds.
+#: Seconds between two events that say nothing new, at least.
 _INTERVAL = 0.1
 
 
 class CommandOutput:
-    """What the ranks of a command print, read from their logs while they run."""
+    """Reads what the ranks of a command print from their logs while they run."""
 
-    def __init__(self, payload: TrialPayload, send: Send, rules: OutputRules, seed: int | None) -> None:
+    def __init__(self, payload: ChildArgument, send: Send, rules: OutputRules, seed: int | None) -> None:
         self._folder, self._nproc = Path(payload["folder"]), payload["nproc"]
         self._send, self._seed = send, seed
         self._attempt, self._found = -1, OutputFindings(rules)
@@ -437,7 +437,7 @@ class CommandOutput:
             path = folder / f"rank_{rank}.{name}.log"
             if path not in self._logs and path.exists():
                 self._logs[path] = rank, path.open("rb"), Lines()
-        found, is_new = self._found, False
+        output, is_new = self._found, False
         for rank, file, lines in self._logs.values():
             while chunk := file.read(_LOG_CHUNK):
                 is_new = True
@@ -445,10 +445,10 @@ class CommandOutput:
         now, (sent_at, sent) = time.monotonic(), self._said
         if now - sent_at < _INTERVAL:
             return
-        if found.step is not None and found.step != sent:
-            self._said = now, found.step
-            self._send({"type": "progress", "step": found.step, "total": found.total})
-        elif is_new and not found.rules.has_steps:
+        if output.step is not None and output.step != sent:
+            self._said = now, output.step
+            self._send({"type": "progress", "step": output.step, "total": output.total})
+        elif is_new and not output.rules.has_steps:
             self._said = now, sent
             self._send({"type": "alive"})
 
@@ -462,12 +462,12 @@ class CommandOutput:
 
     def _close(self) -> None:
         for rank, file, lines in self._logs.values():
-            self._take(rank, lines.close())  # those that have no end
+            self._take(rank, lines.close())  # lines without an end
             file.close()
         self._logs = {}
 
     def result(self, attempt: int, code: int) -> tuple[ResultRecord, Failure | None]:
-        """Of all ranks; where torchrun has ended with another code than 0, its ranks say why."""
+        """The result of all ranks. If torchrun has ended with a code other than 0, its ranks say why."""
         self.look(attempt)
         self._close()
         self._found.read_files()

@@ -1,7 +1,8 @@
-"""What ranks leave in files: where each is, how it is written, and the evidence that is read from it.
+"""The files of ranks: where they are, how they are written, and how evidence is read from them.
 
-Ranks of a workload write events. For those of a script or command, this is made from what their armed Python processes
-tell (``bootstrap.sitecustomize``), and from what their launcher prints.
+Ranks of a workload write events. The evidence of a rank of a script or command comes from its armed Python process
+(``bootstrap.sitecustomize``) and from the lines of its launcher. All of it fills ``RankEvidence``, and the judge reads
+nothing else.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ import os
 import re
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.texts import own_message, read_tail
+from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.child.bootstrap.ranks import ask_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
 from pytest_aorta.launch.diagnosis.evidence import (
     AgentEnd,
+    AttemptEvidence,
     Launcher,
     RankEvidence,
     RankExit,
-    TrialEvidence,
     Wait,
 )
 from pytest_aorta.launch.diagnosis.traces import (
@@ -40,30 +42,31 @@ from pytest_aorta.launch.diagnosis.traces import (
 )
 from pytest_aorta.trials.records import Event, Failure, ResultRecord, event_of_rank, to_json
 from pytest_aorta.trials.steps import read_steps, step_file
+from pytest_aorta.trials.tracebacks import own_message
 
-#: Bytes that are read of an error file; at the end of a log in which a library says why it has ended its process.
+#: Bytes that are read: of an error file, and of the end of a log, where a library may say why it ended its process.
 _ERROR_FILE, _TAIL = 2**20, 2**16
 
-#: Lines at the end of a log in which an exception is looked for: of a rank that has failed, and of one that was ended.
+#: Last lines of a log in which an exception is searched: for a rank that has failed, and for one that was ended.
 _LAST_LINES, _LAST_LINES_OF_ENDED = 40, 3
 
-#: Where armed processes write, in the folder of the trial.
+#: Subfolder of a trial's folder in which armed processes write.
 PROCESSES = "processes"
 
 
 def attempt_folder(folder: Path, attempt: int) -> Path:
-    """Where the ranks of an attempt write, below a trial's artifacts ``folder``."""
+    """The folder in which the ranks of an attempt write, below a trial's artifacts ``folder``."""
     return folder / f"attempt_{attempt}"
 
 
 def last_attempt(folder: Path) -> int:
-    """The last attempt that has left something; 0 when none has."""
+    """Number of the last attempt that has left a folder; 0 without one."""
     numbers = [path.name.partition("_")[2] for path in folder.glob("attempt_*")]
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def event_log(folder: Path, rank: int) -> Path:
-    """The event log of a rank in an attempt's ``folder``. The process that has waited for the rank adds its end."""
+    """The event log of a rank in an attempt's ``folder``; the process that waits for the rank adds its end."""
     return folder / f"rank_{rank}.events"
 
 
@@ -78,7 +81,7 @@ def evidence_file(folder: Path, attempt: int) -> Path:
 def _append(path: Path, *entries: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:  # a process that died has perhaps left a torn line
+        with path.open("ab", buffering=0) as file:  # the newline first: a process that died may have left a torn line
             for entry in entries:
                 file.write(f"\n{to_json(entry)}\n".encode())
 
@@ -89,27 +92,27 @@ def log_event(folder: Path, rank: int, event: Event) -> None:
 
 
 def log_wait(folder: Path, rank: int, wait: Mapping[str, Any] | None) -> None:
-    """Likewise what the call waited for that has raised, as of ``bootstrap.ranks.wait_in``."""
+    """Add what the call that raised was waiting for, as ``bootstrap.ranks.wait_in`` returns it."""
     if wait is not None:
         _append(event_log(folder, rank), {"type": "wait", "wait": wait})
 
 
 def drop_collectives(folder: Path) -> None:
-    """Of the ranks of a trial that has passed, in its ``folder``."""
+    """Remove the collectives of ranks of a passed trial from its ``folder``."""
     for path in folder.glob("attempt_*/rank_*.collectives.json"):
         path.unlink(missing_ok=True)
 
 
 def _entries(data: bytes) -> list[Any]:
-    found = []
+    entries = []
     for line in data.splitlines():
         with contextlib.suppress(ValueError):  # empty, or torn: its process died while it wrote
-            found.append(json.loads(line))
-    return found
+            entries.append(json.loads(line))
+    return entries
 
 
 def read_log(path: Path) -> list[Any] | None:
-    """The complete entries; ``None`` where there is no log."""
+    """The complete entries of a log; ``None`` if there is no log."""
     try:
         return _entries(path.read_bytes())
     except OSError:
@@ -117,7 +120,7 @@ def read_log(path: Path) -> list[Any] | None:
 
 
 def read_new(path: Path, offset: int) -> tuple[list[Any], int]:
-    """What has come to a growing log since it had so many bytes, and how many have been read now; complete lines."""
+    """The complete entries of a growing log after byte ``offset``, and the offset after them."""
     data = b""
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(offset)
@@ -130,18 +133,24 @@ def read_new(path: Path, offset: int) -> tuple[list[Any], int]:
 
 
 def write_start(folder: Path, ranks: Mapping[int, int], world_size: int, group: str) -> None:
-    """The attempt's local to global ``ranks``, which remain known when the agent has died."""
+    """Note the global numbers of the local ``ranks``, so that they are known even if the agent dies."""
     started = {"ranks": list(ranks.items()), "world_size": world_size, "group": group, "host": socket.gethostname()}
     _append(folder / "attempt.events", started)
 
 
+def begin_log(folder: Path, rank: int, pid: int) -> None:
+    """Begin the event log of a rank that writes none itself, in the ``folder`` of its attempt."""
+    _append(event_log(folder, rank), {"type": "env", "env": {"process": {"pid": pid}}})
+    log_event(folder, rank, {"type": "begin", "phase": "run"})
+
+
 def write_stop(folder: Path, at: float) -> None:
-    """The ranks of an attempt's ``folder`` that still run were asked to end from then on."""
+    """Note when the running ranks of an attempt's ``folder`` were first asked to end."""
     _append(folder / "attempt.events", {"stopped_at": at})
 
 
 def write_exit(folder: Path, rank: int, end: RankExit | None, overdue: float | None = None) -> None:
-    """Add the end of a rank to its event log in an attempt's ``folder``; ``overdue``: when its own deadline passed."""
+    """Add the end of a rank to its event log in an attempt's ``folder``; ``overdue``: when its deadline passed."""
     _append(event_log(folder, rank), {"type": "over", "exit": end and asdict(end), "overdue": overdue})
 
 
@@ -152,10 +161,11 @@ def has_ended(folder: Path, rank: int) -> bool:
 
 
 def save_collectives(folder: Path, sockets: Path, name: str = "*") -> None:
-    """Keep what the flight recorders of running ranks have, in the trial's ``folder``.
+    """Save what the flight recorders of running ranks have into the trial's ``folder``.
 
-    Ranks of a workload serve theirs at ``sockets / "attempt_<k>.<rank>"``, not below the results, whose paths may be
-    too long for a socket; armed processes at a socket with the number of the process. ``name``: of one socket.
+    A rank of a workload serves its recorder at ``sockets / "attempt_<k>.<rank>"``, because paths below the results may
+    be too long for a socket; an armed process serves it at a socket named after its process id. ``name``: of one
+    socket.
     """
     for path in sockets.glob(name):
         place, _, rank = path.name.partition(".")
@@ -174,8 +184,21 @@ def save_collectives(folder: Path, sockets: Path, name: str = "*") -> None:
 # The evidence.
 
 
+def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
+    """Write the event log, for which rank 0 waits, of a rank whose child could not be started."""
+    now, timed_out = time.time(), failure.kind == "timeout"
+    log_event(folder, rank, {"type": "begin", "phase": failure.phase})
+    if not timed_out:
+        end: Event = {"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=now)}
+        log_event(folder, rank, end)
+    if timed_out:
+        write_exit(folder, rank, None, overdue=now)
+    else:
+        write_exit(folder, rank, RankExit(1, at=now, stopped=False))
+
+
 def read_error_file(path: Path) -> dict[str, Any] | None:
-    """What torch's ``record``, or a workload, has written to a rank's error file; ``None`` without one."""
+    """Content of a rank's error file, which torch's ``record`` or a workload has written; ``None`` if there is none."""
     try:
         content = json.loads(path.read_bytes()[:_ERROR_FILE])
     except (OSError, ValueError):
@@ -192,13 +215,17 @@ def attempt_evidence(
     agent: AgentEnd | None = None,
     overdue: float | None = None,
     stalled: float | None = None,
-) -> TrialEvidence:
-    """Of the ranks of this node, from the files in the trial's ``folder``; of those of other nodes, the numbers.
+) -> AttemptEvidence:
+    """Read the evidence of this node's ranks from the trial's ``folder``; of other nodes, only the rank numbers.
 
     ``source`` is the workload's file.
     """
-    trial = TrialEvidence(launcher, attempt, agent=agent, overdue=overdue, stalled=stalled)
-    own = attempt_folder(folder, attempt)
+    trial = AttemptEvidence(launcher, attempt, agent=agent, overdue=overdue, stalled=stalled)
+    own, processes = attempt_folder(folder, attempt), {}
+    if launcher == "script":
+        told = read_processes(folder)
+        move_files(folder, told)
+        processes = {each.pid: each for each in told}
     for entry in read_log(own / "attempt.events") or ():
         if "stopped_at" in entry:
             trial.stopped_at = trial.stopped_at or entry["stopped_at"]
@@ -207,12 +234,13 @@ def attempt_evidence(
         trial.ranks = list(map(RankEvidence, range(entry["world_size"])))
         for local_rank, rank in entry["ranks"]:
             started = RankEvidence(rank, local_rank, entry["host"], started=True)
-            trial.ranks[rank] = complete_rank(started, own, f"rank_{rank}.", folder.parent, source)
+            process = _process_of(read_rank(started, own).exit, processes) if launcher == "script" else None
+            trial.ranks[rank] = complete_rank(started, own, f"rank_{rank}.", folder.parent, source, process)
     return _settled(trial) if launcher == "script" else trial
 
 
 def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
-    """With what its event log says: of its environment the process, of its steps the last."""
+    """Add the content of its event log, of the environment only the process, and of the steps only the last one."""
     lines = read_log(event_log(folder, rank.rank))
     if lines is None:
         return rank
@@ -227,42 +255,45 @@ def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
             rank = replace(rank, wait=Wait(**line["wait"]))
     if (last := read_steps(step_file(folder, rank.rank))) is not None:
         events.append(last)
-    found = replace(rank, events=events)
-    if lines and (end := lines[-1])["type"] == "over":  # an earlier one is of a pytest before this one
-        found.overdue = end["overdue"]
-        found.exit = None if end["exit"] is None else RankExit(**end["exit"])
-    return found
+    evidence = replace(rank, events=events)
+    if lines and (end := lines[-1])["type"] == "over":  # an end further up is from an earlier pytest
+        evidence.overdue = end["overdue"]
+        evidence.exit = None if end["exit"] is None else RankExit(**end["exit"])
+    return evidence
 
 
-def complete_rank(rank: RankEvidence, folder: Path, prefix: str, base: Path, source: str | None) -> RankEvidence:
-    """With what the rank has left in ``folder``, where its logs and its error file have names with this ``prefix``.
+def complete_rank(
+    rank: RankEvidence, folder: Path, prefix: str, base: Path, source: str | None, process: Process | None = None
+) -> RankEvidence:
+    """Add what the rank has left in ``folder``, where its logs and its error file have names with this ``prefix``.
 
-    Paths of logs become relative to ``base``; ``source`` is the workload's file.
+    Paths of logs become relative to ``base``; ``source`` is the workload's file. What a ``process`` has told counts
+    instead of an event log, which its rank does not write.
     """
-    found = read_rank(rank, folder)
+    evidence = read_rank(rank, folder) if process is None else process.tell(rank, f"{folder}/{prefix}")
     for stream in ("stdout", "stderr", "stacks"):
         path = folder / f"{prefix}{stream}.log"
         if path.exists() and (stream != "stacks" or path.stat().st_size > 0):  # an empty one is cleared away
-            setattr(found, stream, path.relative_to(base).as_posix())
-    if found.stacks is not None:
-        threads = read_dump(base / found.stacks)
-        found.location, found.imports = locate(threads, source), imports_a_library(threads)
-    if found.exit is not None and found.exit.exitcode == -signal.SIGABRT:
-        log = folder.parent / "stderr.log" if found.stderr is None else base / found.stderr
-        found.complaint = complaint_in(read_tail(log, _TAIL), of_all=found.stderr is None)
-    if found.exit is not None and found.exit.exitcode and found.exit.exitcode != -signal.SIGABRT:
-        logs = [base / log for log in (found.stdout, found.stderr) if log is not None]
-        # One that was ended may have gone on for long after something that it has logged.
-        found.said = last_words(logs, _LAST_LINES if found.exit.exitcode > 0 else _LAST_LINES_OF_ENDED)
-        found.last_line = last_line(logs) if found.exit.exitcode > 0 else None
-    found.error_file = read_error_file(folder / f"{prefix}error.json")
+            setattr(evidence, stream, path.relative_to(base).as_posix())
+    if evidence.stacks is not None:
+        threads = read_dump(base / evidence.stacks)
+        evidence.location, evidence.imports = locate(threads, source), imports_a_library(threads)
+    if evidence.exit is not None and evidence.exit.exitcode == -signal.SIGABRT:
+        log = folder.parent / "stderr.log" if evidence.stderr is None else base / evidence.stderr
+        evidence.complaint = complaint_in(read_tail(log, _TAIL), of_all=evidence.stderr is None)
+    if evidence.exit is not None and evidence.exit.exitcode and evidence.exit.exitcode != -signal.SIGABRT:
+        logs = [base / log for log in (evidence.stdout, evidence.stderr) if log is not None]
+        # A rank that was ended may have run on for long after a line of its log.
+        evidence.said = last_words(logs, _LAST_LINES if evidence.exit.exitcode > 0 else _LAST_LINES_OF_ENDED)
+        evidence.last_line = last_line(logs) if evidence.exit.exitcode > 0 else None
+    evidence.error_file = read_error_file(folder / f"{prefix}error.json")
     with contextlib.suppress(OSError, ValueError):
-        found.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))
-    return found
+        evidence.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))
+    return evidence
 
 
-def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
-    """Write what the judge had before it into the folder of the attempt, as an artifact of a trial that failed."""
+def keep_evidence(folder: Path, trial: AttemptEvidence) -> None:
+    """Write the evidence into the folder of the attempt, as an artifact of a failed trial."""
     ranks = []
     for rank in trial.ranks:
         events = list(rank.events or ())
@@ -278,15 +309,15 @@ def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
         partial.rename(path)
 
 
-def read_evidence(path: Path) -> TrialEvidence | None:
+def read_evidence(path: Path) -> AttemptEvidence | None:
     try:
-        return TrialEvidence.from_json(path.read_bytes())
+        return AttemptEvidence.from_json(path.read_bytes())
     except (OSError, ValueError):
         return None
 
 
-def _settled(trial: TrialEvidence) -> TrialEvidence:
-    """Take ranks of a script for done that have called ``os._exit(0)``, unless the others waited for them."""
+def _settled(trial: AttemptEvidence) -> AttemptEvidence:
+    """Count ranks of a script that called ``os._exit(0)`` as done, unless the others waited for them."""
     silent, others_wait = [], []
     for rank in trial.ranks:
         seen = rank.seen()
@@ -309,9 +340,9 @@ def _settled(trial: TrialEvidence) -> TrialEvidence:
 
 @dataclass
 class Process:
-    """One Python process. ``place`` is that of a rank; ``end`` as the process that has waited for it saw it.
+    """One armed Python process. ``place``: its place among the ranks, if it is a rank. ``end``: as its parent saw it.
 
-    ``exits``: what it has asked for its end with, a text or the exception that it was handling.
+    ``exits``: the text or the handled exception with which it asked to exit.
     """
 
     name: str
@@ -328,9 +359,9 @@ class Process:
     stops: float | None = None
 
     def failure(self, left: str = "") -> Failure | None:
-        """Why it has ended, where it has failed.
+        """Why it has failed; ``None`` if it has not.
 
-        ``left``: what the paths of its error file and its log begin with, which are read if it has told nothing.
+        ``left``: prefix of the paths of its error file and log, which are read if it has told nothing.
         """
         code = None if self.end is None else self.end.exitcode
         error = self.exits if self.raised is None and code else self.raised
@@ -345,14 +376,43 @@ class Process:
         reason = infer_exit_reason(code or 1, None, None)
         return replace(failure, exit_code=reason.exit_code, signal=reason.signal)
 
+    def tell(self, rank: RankEvidence, left: str) -> RankEvidence:
+        """Add what it has told to the evidence of its rank; ``left``: as of ``failure``."""
+        end, failure = self.end, self.failure(left)
+        at = self.lived if end is None else end.at
+        process: Event = {"type": "env", "env": {"process": {"pid": self.pid}}}
+        done: Event = {"type": "end", "phase": "run", "sec": (at or self.started) - self.started, "at": at}
+        events: list[Event] = [process, {"type": "begin", "phase": "run"}]
+        has_said = self.raised is not None or self.exits is not None
+        by_sigterm = end is not None and end.exitcode == -signal.SIGTERM
+        by_itself = end is not None and (end.stopped is False or (end.stopped is None and not by_sigterm))
+        wait = None
+        if failure is not None and (has_said or by_itself):
+            if by_sigterm and by_itself:
+                failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
+            events.append({**done, "failure": failure})
+            wait = ((self.exits if self.raised is None else self.raised) or {}).get("wait")
+        elif failure is None and (self.lived is not None or self.raised is not None):
+            events += [{**done, "result": ResultRecord(True)}, {"type": "lived", "at": at}]
+        return replace(rank, events=events, exit=end, wait=None if wait is None else Wait(**wait))
+
     def ended(self, code: int, at: float | None) -> None:
         """Note an end that no Python process has seen."""
         self.end = RankExit(code, self.pid, at, max(0.0, (at or self.started) - self.started))
 
 
+def _process_of(end: RankExit | None, processes: Mapping[int, Process]) -> Process | None:
+    """The process of a rank that its agent has seen end; it may have told nothing. ``processes``: by their ids."""
+    if end is None:
+        return None
+    started = (end.at or 0.0) - end.sec
+    silent = Process("", end.pid or 0, 0, "", started, lived=None if end.exitcode else end.at)
+    return replace(processes.get(end.pid or 0, silent), end=end)
+
+
 def read_processes(folder: Path) -> list[Process]:
-    """In the order of their starts. Of several programs that have followed each other in a process, the last."""
-    found: dict[tuple[str, int], Process] = {}
+    """Read the armed processes of a trial, in the order of their starts; of programs in one process, the last."""
+    processes: dict[tuple[str, int], Process] = {}
     ends: dict[tuple[str, int], RankExit] = {}
     asked: set[tuple[str, int]] = set()
     for path in sorted((folder / PROCESSES).glob("*.*.events")):
@@ -364,7 +424,7 @@ def read_processes(folder: Path) -> list[Process]:
             if "start" in entry:
                 name = path.name.removesuffix(".events")
                 own = Process(name, entry["pid"], entry["parent"], entry["host"], entry["start"])
-                found[own.host, own.pid] = own
+                processes[own.host, own.pid] = own
             elif "rank" in entry:
                 own.place = entry
             elif "raised" in entry and entry.get("exits"):
@@ -380,15 +440,15 @@ def read_processes(folder: Path) -> list[Process]:
             elif "of" in entry:
                 ends[own.host, entry["of"]] = RankExit(entry["code"], entry["of"], entry["at"])
     for key, end in ends.items():
-        if (process := found.get(key)) is not None:
-            # Without a time, its parent had gone: whether that has ended it is not known.
+        if (process := processes.get(key)) is not None:
+            # An end without a time: its parent had gone, and may or may not have ended it.
             stopped = None if end.at is None and key not in asked else key in asked
             process.end = replace(end, sec=max(0.0, (end.at or 0.0) - process.started), stopped=stopped)
-    return sorted(found.values(), key=lambda process: process.started)
+    return sorted(processes.values(), key=lambda process: process.started)
 
 
 def write_adopted_ends(folder: Path) -> None:
-    """Note how ranks have ended whose parent has left without waiting for them; this process has adopted them."""
+    """Note how ranks have ended that this process has adopted, because their parent left without waiting for them."""
     for process in read_processes(folder):
         if process.place is None or process.end is not None:
             continue
@@ -400,34 +460,8 @@ def write_adopted_ends(folder: Path) -> None:
                     file.write(f"\n{end!r}\n")
 
 
-def begin_process(folder: Path, rank: int, pid: int) -> None:
-    """Begin the event log of a rank that writes none itself, in the ``folder`` of its attempt."""
-    _append(
-        event_log(folder, rank), {"type": "env", "env": {"process": {"pid": pid}}}, {"type": "begin", "phase": "run"}
-    )
-
-
-def end_process(folder: Path, rank: int, process: Process, left: str = "") -> None:
-    """Complete it; ``left`` as of ``Process.failure``."""
-    end, failure = process.end, process.failure(left)
-    at = process.lived if end is None else end.at
-    done: Event = {"type": "end", "phase": "run", "sec": (at or process.started) - process.started, "at": at}
-    has_said = process.raised is not None or process.exits is not None
-    by_sigterm = end is not None and end.exitcode == -signal.SIGTERM
-    by_itself = end is not None and (end.stopped is False or (end.stopped is None and not by_sigterm))
-    if failure is not None and (has_said or by_itself):
-        if by_sigterm and by_itself:
-            failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
-        _append(event_log(folder, rank), {**done, "failure": failure})
-        log_wait(folder, rank, ((process.exits if process.raised is None else process.raised) or {}).get("wait"))
-    elif failure is None and (process.lived is not None or process.raised is not None):
-        _append(event_log(folder, rank), {**done, "result": ResultRecord(True)}, {"type": "lived", "at": at})
-    if end is not None:
-        write_exit(folder, rank, end)
-
-
 def move_files(folder: Path, processes: list[Process]) -> None:
-    """Move stacks and collectives of ranks into the folders of their attempts; remove what was read."""
+    """Move stacks and collectives of ranks into the folders of their attempts."""
     for process in processes:
         if process.place is None:
             continue
@@ -441,7 +475,7 @@ def move_files(folder: Path, processes: list[Process]) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove what was read, and empty dumps of stacks."""
+    """Remove the event files that were read, and empty dumps of stacks."""
     with contextlib.suppress(OSError):
         for path in (folder / PROCESSES).iterdir():
             if path.suffix == ".events" or path.stat().st_size == 0:
@@ -449,11 +483,13 @@ def clear(folder: Path) -> None:
         (folder / PROCESSES).rmdir()
 
 
-def adopt_ranks(folder: Path, processes: list[Process], said: str, code: int = 0) -> list[int]:
-    """Write what is known of ranks into the files of their attempts; the attempts, in order.
+def adopt_ranks(
+    folder: Path, processes: list[Process], said: str, code: int = 0, source: str | None = None
+) -> list[AttemptEvidence]:
+    """The evidence of ranks that a command has started itself, attempt by attempt; moves their files to these.
 
-    ``said``: what the command has printed, and ``code`` that it has exited with, for launchers that are no Python
-    program.
+    ``said``: what the command has printed, and ``code`` its exit code, for launchers that are no Python program.
+    ``source``: the workload's file.
     """
     ranks = [process for process in processes if process.place is not None]
     _add_printed_ends(ranks, said, code)
@@ -462,28 +498,29 @@ def adopt_ranks(folder: Path, processes: list[Process], said: str, code: int = 0
         assert process.place is not None
         # The first: what else has its variables was started by it, or by a launcher that is no Python program.
         attempts.setdefault(process.place["attempt"], {}).setdefault(process.place["rank"], process)
-    for attempt, members in attempts.items():
+    trials = []
+    for attempt, members in sorted(attempts.items()):
         own = attempt_folder(folder, attempt)
         own.mkdir(parents=True, exist_ok=True)
+        move_files(folder, list(members.values()))
         places = {rank: process.place or {} for rank, process in members.items()}
         size = max([max(members) + 1, *(place["world"] or 0 for place in places.values())])
-        group = next((place["group"] for place in places.values() if place["group"]), "")
-        local = {(place["local"] if place["local"] is not None else rank): rank for rank, place in places.items()}
-        if len(local) < len(members):  # of several hosts
+        local = {rank: rank if place["local"] is None else place["local"] for rank, place in places.items()}
+        if len(set(local.values())) < len(members):  # of several hosts
             local = dict(zip(members, members, strict=True))
-        write_start(own, local, size, group)
         begun = min(process.started for process in members.values())
-        stops = [process.stops for process in processes if process.stops is not None and process.stops >= begun]
-        if stops:
-            write_stop(own, min(stops))
+        stops = (process.stops for process in processes if process.stops is not None and process.stops >= begun)
+        trial = AttemptEvidence("script", attempt, size, stopped_at=min(stops, default=None))
+        trial.group = next((place["group"] for place in places.values() if place["group"]), "")
+        trial.ranks = list(map(RankEvidence, range(size)))
         for rank, process in members.items():
-            begin_process(own, rank, process.pid)
-            end_process(own, rank, process)
-        move_files(folder, list(members.values()))
-    return sorted(attempts)
+            started = RankEvidence(rank, local[rank], socket.gethostname(), started=True)
+            trial.ranks[rank] = complete_rank(started, own, f"rank_{rank}.", folder.parent, source, process)
+        trials.append(_settled(trial))
+    return trials
 
 
-#: What launchers that are no Python programs print of a rank that has ended: its rank and how.
+#: Lines by which launchers that are no Python programs say which rank has ended, and how.
 _SAID = (
     re.compile(r"(?:mpi|prte)(?:run|exec) noticed that process rank (?P<rank>\d+) .*on signal (?P<signal>\d+)"),
     re.compile(r"Process name: \[\S+,(?P<rank>\d+)\]\s*\n\s*Exit code: +(?P<code>\d+)"),
@@ -491,17 +528,17 @@ _SAID = (
     re.compile(r"^srun: error: .*: tasks? (?P<rank>\d+): (?P<name>[A-Z][\w ]+?)(?: \(core dumped\))?$", re.MULTILINE),
 )
 
-#: Of MPICH, which does not say which rank it was.
+#: MPICH's line, which does not name the rank.
 _ENDED_BY = re.compile(r"TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
 
 
 def _add_printed_ends(ranks: list[Process], said: str, code: int) -> None:
-    """Add ends that no Python process has seen, as launchers print them; of a single silent rank, the command's."""
+    """Add ends that no Python process saw: as launchers print them, or the command's for a single silent rank."""
     names = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.valid_signals()}
     told: dict[int, int] = {}
     for pattern in _SAID:
-        for found in pattern.finditer(said):
-            groups = found.groupdict("")
+        for match in pattern.finditer(said):
+            groups = match.groupdict("")
             number = groups.get("signal") or names.get(groups.get("name", "").lower(), 0)
             if end := int(groups.get("code") or -int(number)):
                 told.setdefault(int(groups["rank"]), end)
@@ -515,18 +552,18 @@ def _add_printed_ends(ranks: list[Process], said: str, code: int) -> None:
     silent = [process for process in ranks if process.end is None]
     # A rank that starts the others ends with a code of its own.
     if len(silent) == 1 and len(ranks) > 1 and code > 0 and silent[0].parent not in {rank.pid for rank in ranks}:
-        by = next((int(found[1]) for found in _ENDED_BY.finditer(said)), code - 128 if 128 < code < 160 else 0)
+        by = next((int(match[1]) for match in _ENDED_BY.finditer(said)), code - 128 if 128 < code < 160 else 0)
         silent[0].ended(-by or code, None)
 
 
-#: What a Python program raises because of one that it has started.
+#: Exceptions that a Python program raises because of a program that it has started.
 _OF_A_CHILD = {"CalledProcessError", "ChildFailedError", "ProcessRaisedException", "ProcessExitedException"}
 
 
 def failure_below(processes: list[Process], own: Failure) -> Failure | None:
-    """Why the first of them has failed, where it knows that better than its output, which says ``own``.
+    """Why the first process has failed, if the processes know better than its output, which says ``own``.
 
-    It may have failed because of a program that it had started.
+    It may have failed because of a program that it has started.
     """
     cause = next((process for process in processes if process.raised is not None), None)
     first = cause = next((each for each in processes if cause is not None and each.pid == cause.parent), cause)

@@ -1,4 +1,4 @@
-"""torch's elastic agent with a recorder of its ranks, and the private names of torch that this takes."""
+"""torch's elastic agent with a recorder of its ranks; the one module that uses private names of the agent."""
 
 from __future__ import annotations
 
@@ -32,17 +32,13 @@ from torch.distributed.elastic.rendezvous.utils import _delay
 from torch.distributed.launcher import api as launcher_api
 
 from pytest_aorta.launch.child.rank_files import (
-    Process,
     attempt_evidence,
     attempt_folder,
-    begin_process,
-    end_process,
+    begin_log,
     event_log,
     keep_evidence,
-    move_files,
     read_log,
     read_new,
-    read_processes,
     read_rank,
     save_collectives,
     write_exit,
@@ -50,46 +46,47 @@ from pytest_aorta.launch.child.rank_files import (
     write_stop,
 )
 from pytest_aorta.launch.child.rendezvous import NodeExchange
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, AttemptEvidence, Launcher, RankEvidence, RankExit
 from pytest_aorta.launch.diagnosis.judge import attempt_event, is_about_a_missing_rank
 from pytest_aorta.runtime.process_tree import native_threads, request_stacks
 from pytest_aorta.trials.execution import ElasticOptions
 from pytest_aorta.trials.records import AttemptReason, GroupState, GroupStateName, Send
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.launch_mode import TrialPayload
+    from pytest_aorta.launch.launch_mode import ChildArgument
 
 _log = logging.getLogger(__name__)
 
 #: Variable with the number of the attempt, for ranks of a workload.
 ATTEMPT = "AORTA_ATTEMPT"
 
-#: Seconds in which ranks mostly end that are done.
+#: Seconds in which most ranks exit once they are done.
 _AT_ONCE = 0.5
 
-#: Seconds between two looks of an agent at its ranks.
+#: Seconds between two looks of the agent at its ranks.
 MONITOR_INTERVAL = 0.01
 
 
 class RankRecorder(LogsSpecs):
-    """Writes down what the agent of this process sees of its ranks, attempt by attempt, and sends the host events.
+    """Records what the agent of this process sees of its ranks, attempt by attempt, and sends events to the host.
 
-    It also says where their logs are: at names that are known in advance, in a folder for each attempt. torch numbers
-    attempts by restarts, and writes over the logs of an attempt that a membership change has ended.
+    It also chooses the paths of their logs, in a folder per attempt. torch itself numbers attempts by restarts, and
+    overwrites the logs of an attempt that a membership change has ended.
 
     Args:
         payload: of the trial.
-        launcher: ``script``: the ranks write no event logs; what their armed processes tell is written there.
+        launcher: ranks of a ``script`` write no event logs; their armed processes tell what becomes of them.
         options: ``redirects`` and ``tee``.
         send: takes events.
-        relays: the ranks are fresh interpreters: tell when the first has done its imports, and send rank 0's events.
+        relays: whether ranks are fresh interpreters; then say when the first has done its imports, and send rank 0's
+        events.
         exchange: with other nodes.
-        watch: is called with the number of the attempt as often as the agent looks at its ranks.
+        watch: called with the number of the attempt each time the agent looks at its ranks.
     """
 
     def __init__(
         self,
-        payload: TrialPayload,
+        payload: ChildArgument,
         launcher: Launcher,
         options: ElasticOptions,
         send: Send,
@@ -105,17 +102,17 @@ class RankRecorder(LogsSpecs):
         self.stop_timeout = max(1.0, payload["grace"])
         self._source, self.send, self._exchange, self._watch = payload["source"], send, exchange, watch
         self._relays = relays
-        #: Bytes of the event log of the first rank that were sent.
+        #: Bytes of the first rank's event log that were sent.
         self._sent = 0
         #: Number of the attempt that runs, from 0; -1 before the first.
         self.attempt = -1
         #: Local to global ranks of this node.
         self.ranks: dict[int, int] = {}
-        #: A name of the worker group that is the same on all its nodes: where its ranks meet.
+        #: Name of the worker group, equal on all its nodes: the address where its ranks meet.
         self.group = ""
-        #: The processes of the ranks that have not ended.
+        #: Process ids of the ranks that have not ended.
         self.running: dict[int, int] = {}
-        #: When this was made, when the first attempt had done its imports, when the last was started.
+        #: When this was made, when the first attempt had done its imports, and when the last attempt was started.
         self.made, self.ready, self._started = time.monotonic(), None if relays else 0.0, 0.0
         if relays:
             send({"type": "ranks_start"})
@@ -125,7 +122,7 @@ class RankRecorder(LogsSpecs):
         return str(self.folder)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """The ranks with these variables, by local rank, are about to be started."""
+        """Prepare the logs of ranks that are about to be started; ``envs``: their variables, by local rank."""
         self.attempt += 1
         self._sent, self.ranks, self.group = 0, {}, f"{envs[0]['MASTER_ADDR']}:{envs[0]['MASTER_PORT']}"
         self._started = time.time()
@@ -156,11 +153,11 @@ class RankRecorder(LogsSpecs):
         return logs
 
     def started(self, pids: Mapping[int, int]) -> None:
-        """The processes of all local ranks run."""
+        """Note that the processes of all local ranks run."""
         self.running = {self.ranks[local_rank]: pid for local_rank, pid in pids.items()}
         if self.launcher == "script":
             for rank, pid in self.running.items():
-                begin_process(attempt_folder(self.folder, self.attempt), rank, pid)
+                begin_log(attempt_folder(self.folder, self.attempt), rank, pid)
             if self.ready is None:
                 self.ready = time.monotonic()
                 self.send({"type": "ranks_ready"})
@@ -168,14 +165,14 @@ class RankRecorder(LogsSpecs):
             self.send({"type": "begin", "phase": "run"})
 
     def watch(self) -> None:
-        """The agent is about to look at its ranks."""
+        """Called before the agent looks at its ranks."""
         self.forward()
         if self._exchange is not None and self._exchange.is_asked(self.group):  # by node 0, whose ranks have ended
             self.take_stacks()
             self._exchange.answer(self.evidence(), still_running=True)
 
     def forward(self) -> None:
-        """Take in what the ranks have said since."""
+        """Send on what the ranks have said since the last call."""
         if self.attempt >= 0 and self._watch is not None:
             self._watch(self.attempt)
         if self.attempt < 0 or not self._relays or self.launcher == "script":
@@ -193,12 +190,12 @@ class RankRecorder(LogsSpecs):
             self.send(event)
 
     def look(self, codes: Mapping[int, int | None], *, stopped: bool) -> set[int]:
-        """Record the ranks that have ended since; the local ranks that have left with exit code 0, and were not done.
+        """Record the ranks that have ended; returns the local ranks that left with exit code 0 before they were done.
 
-        ``stopped``: the agent had asked those that still ran to end.
+        ``stopped``: whether the agent had asked the running ranks to end.
 
-        torch itself reports one failed rank only: of two that end at once, the one whose number is lower, and so
-        perhaps the peer of a crashed rank instead of that rank.
+        torch itself reports one failed rank only. If two end at once, it is the lower one, which may be the peer of the
+        rank that has crashed.
         """
         left, folder = set(), attempt_folder(self.folder, self.attempt)
         for local_rank, code in codes.items():
@@ -207,22 +204,18 @@ class RankRecorder(LogsSpecs):
                 continue
             now = time.time()
             end = RankExit(code, self.running.pop(rank), now, now - self._started, stopped)
-            if self.launcher == "script":
-                process = Process("", end.pid or 0, 0, "", self._started, lived=None if code else now)
-                process = next((it for it in read_processes(self.folder) if it.pid == end.pid), process)
-                process.end = end
-                end_process(folder, rank, process, f"{folder}/rank_{rank}.")
-                continue
             write_exit(folder, rank, end)
+            if self.launcher == "script":
+                continue
             seen = read_rank(RankEvidence(rank), folder).seen()
             if code == 0 and not (seen.finished or seen.result is not None or seen.failures):
                 left.add(local_rank)
         return left
 
     def stop(self) -> None:
-        """The ranks that still run are about to be asked to end.
+        """Called before the running ranks are asked to end.
 
-        Have their flight recorders read, and their stacks where these can say for which rank the others have waited.
+        Reads their flight recorders, and their stacks if these can show for which rank the others have waited.
         """
         write_stop(attempt_folder(self.folder, self.attempt), time.time())
         save_collectives(self.folder, self.sockets)
@@ -230,17 +223,15 @@ class RankRecorder(LogsSpecs):
             request_stacks(self.running.values())
 
     def take_stacks(self) -> None:
-        """Of the ranks that run, and what their flight recorders have."""
+        """Take the stacks of the running ranks, and read their flight recorders."""
         save_collectives(self.folder, self.sockets)
         request_stacks(self.running.values())
 
-    def evidence(self, agent: AgentEnd | None = None) -> TrialEvidence:
-        if self.launcher == "script":
-            move_files(self.folder, read_processes(self.folder))
+    def evidence(self, agent: AgentEnd | None = None) -> AttemptEvidence:
         return attempt_evidence(self.folder, max(0, self.attempt), self.launcher, self._source, agent=agent)
 
     def on_restart(self, reason: AttemptReason) -> None:
-        """All ranks of an attempt have ended, and will be started again."""
+        """Called when all ranks of an attempt have ended and will be started again."""
         self.forward()
         trial = self.evidence()
         if self._exchange is not None:
@@ -263,9 +254,9 @@ class _ObservedGroup(WorkerGroup):
 
 
 class ReportingAgent(LocalElasticAgent):
-    """torch's elastic agent, which tells the recorder of its ranks of states and restarts.
+    """torch's elastic agent; tells the recorder of its ranks of states and restarts.
 
-    It has that recorder in place of the logs that it is given.
+    The recorder replaces the logs that the agent is given.
     """
 
     def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, *arguments: Any, **keywords: Any) -> None:
@@ -285,16 +276,16 @@ class ReportingAgent(LocalElasticAgent):
 
 
 class _Ranks(PContext):
-    """The ranks of an attempt, which tell a ``recorder``; none has more than its ``stop_timeout`` s after SIGTERM."""
+    """The ranks of an attempt, watched by a ``recorder``; they have ``stop_timeout`` seconds after SIGTERM."""
 
     recorder: ClassVar[RankRecorder]
 
     @abstractmethod
     def codes(self) -> dict[int, int | None]:
-        """Exit codes by local rank; ``None`` for those that run."""
+        """Exit codes by local rank; ``None`` for a running rank."""
 
     def release(self) -> None:
-        """Let those end that wait for the others to be done."""
+        """Let ranks exit that wait for the others to be done."""
 
     def _start(self) -> None:
         super()._start()  # type: ignore[safe-super]

@@ -1,8 +1,8 @@
-"""Where the agents and the ranks of a trial meet: stores, and the rendezvous over them.
+"""Stores at which the agents and the ranks of a trial meet, and the rendezvous over them.
 
-A store has a thread that looks up the names of its peers, and holds a lock of libc while it does. A rank that was
-forked from that process at such a moment would wait for the lock without end, so an agent that forks has no store
-itself: a process beside it does. An agent that has a store, or other threads of libraries, does not fork.
+A store has a thread that looks up names of its peers under a lock of libc. A rank that is forked at such a moment would
+wait for the lock for ever. So an agent that forks lets a process beside it serve the store, and an agent that has a
+store, or other threads of libraries, does not fork.
 
 As a program, ``python -m pytest_aorta.launch.child.rendezvous DESCRIPTOR``, this serves the store of several nodes.
 """
@@ -35,34 +35,34 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AttemptEvidence, RankEvidence
 from pytest_aorta.launch.launch_mode import LOOPBACK, endpoint, free_port, is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.execution import ElasticOptions
 from pytest_aorta.trials.records import to_json
 
-#: Seconds that the store of several nodes has to be there.
+#: Seconds within which the store of several nodes must be reachable.
 _STORE_PATIENCE = 60.0
 
 #: A node that has gone is noticed after three missed keep-alives, and the nodes wait last_call_timeout for more than
 #: they need; in seconds.
 _DYNAMIC = {"last_call_timeout": "5", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
 
-#: Seconds between two looks at whether all nodes have come.
+#: Seconds between two looks at whether all nodes have joined.
 _LOOK_INTERVAL = 0.05
 
 #: Seconds that node 0 waits for the other nodes, once its ranks have ended; and before it starts them again.
 _PATIENCE, _PATIENCE_BEFORE_RESTART = 5.0, 2.0
 
-#: Seconds between two looks of another node at whether node 0 waits for it.
+#: Seconds between two looks of a node at whether node 0 waits for it.
 _ASKED_INTERVAL = 0.5
 
-#: What a store raises that has gone, or has what it should not have.
+#: Errors of a store that has gone or has unexpected content.
 _STORE_ERRORS = (RuntimeError, OSError, ValueError, LookupError)
 
 
 def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
-    """torch's handler for nodes that may come and go, else one for a fixed number of nodes.
+    """torch's handler if nodes may come and go, else a handler for a fixed number of nodes.
 
     Raises:
         RuntimeError: there is no store at which several nodes meet.
@@ -123,10 +123,10 @@ class _OneHost(StaticTCPRendezvous):
 
 
 class _FixedNodes(StaticTCPRendezvous):
-    """As many nodes as there are, in the order of their numbers.
+    """A fixed number of nodes, in the order of their numbers.
 
-    torch's own has node 0's agent serve the store, from a thread beside which it forks, and gives the ranks of all
-    trials the same one.
+    In torch's own handler, the agent of node 0 serves the store from a thread, beside which it forks, and the ranks of
+    all trials share one store.
     """
 
     def __init__(self, options: ElasticOptions, run_id: str, common: Any, local_addr: str | None) -> None:
@@ -149,14 +149,14 @@ class _FixedNodes(StaticTCPRendezvous):
 
 
 def connect_nodes(options: ElasticOptions, trial_id: str, patience: float) -> Any:
-    """The part of the store of several nodes that belongs to a trial; ``patience`` in seconds."""
+    """Connect to a trial's part of the store of several nodes, within ``patience`` seconds."""
     host, port = endpoint(options)
     client = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=patience))  # type: ignore[attr-defined]
     return dist.PrefixStore(trial_id, client)  # type: ignore[attr-defined]
 
 
 def _address_towards(host: str, port: int) -> str | None:
-    # The host name of this node may be known only to itself.
+    # Only this node may know its own host name.
     with contextlib.suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -165,16 +165,16 @@ def _address_towards(host: str, port: int) -> str | None:
     return None
 
 
-#: The stores of this process: served by a process of their own, or by a thread.
+#: The stores of this process, each served by a process of its own or by a thread.
 _processes: list[int] = []
 _threads: list[Any] = []
 
 
 def open_store(port: int = 0, *, forks: bool) -> int:
-    """Serve a ``TCPStore`` on the loopback interface until this process ends, or closes it; its port.
+    """Serve a ``TCPStore`` on the loopback interface until this process ends or closes it; returns its port.
 
-    Where this process ``forks``, a process of its own serves the store, else a thread of this one. ``port`` 0 is a free
-    one; raises ``OSError`` where the port is taken.
+    If this process ``forks``, a process beside it serves the store, else a thread of this one. ``port`` 0 takes a free
+    port. Raises ``OSError`` if the port is taken.
     """
     listening = socket.create_server((LOOPBACK, port), backlog=socket.SOMAXCONN)  # torch: on all interfaces
     port = int(listening.getsockname()[1])
@@ -191,7 +191,7 @@ def open_store(port: int = 0, *, forks: bool) -> int:
 
 
 def close_stores() -> None:
-    """End the stores of this process: what outlives a trial's process counts as left behind by the trial."""
+    """End the stores of this process: a process that outlives a trial's counts as left behind by the trial."""
     _threads.clear()
     while _processes:
         pid = _processes.pop()
@@ -201,7 +201,7 @@ def close_stores() -> None:
 
 
 def connect(port: int) -> Any:
-    """A client of such a store, which has no thread."""
+    """A client of such a store; it has no thread."""
     return dist.TCPStore(LOOPBACK, port, is_master=False)  # type: ignore[attr-defined]
 
 
@@ -221,15 +221,15 @@ def _serve(agent: int, listening: socket.socket) -> None:
 
 
 def serve_store(listening: socket.socket) -> dist.TCPStore:  # type: ignore[name-defined]
-    """A store that serves on ``listening``, which is the store's from now on.
+    """A store that serves on the socket ``listening`` and owns it from now on.
 
-    Where torch's newer server cannot take a socket over (2.6), its older one serves; clients see no difference.
+    If torch's newer server cannot take over a socket (2.6), the older server does; clients see no difference.
     """
     host, port = listening.getsockname()[:2]
     served: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening.detach()}
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(null, 2)  # what it logs does not belong into the log of a workload
+        os.dup2(null, 2)  # its messages do not belong into the log of a workload
         return dist.TCPStore(host, port, **served)  # type: ignore[attr-defined]
     except NotImplementedError:
         return dist.TCPStore(host, port, **served, use_libuv=False)  # type: ignore[attr-defined]
@@ -243,7 +243,7 @@ def serve_store(listening: socket.socket) -> dist.TCPStore:  # type: ignore[name
 
 
 class NodeExchange:
-    """Messages between the nodes of one trial, by the name of the worker group, which no other attempt has."""
+    """Exchanges messages between the nodes of one trial, under the name of an attempt's worker group."""
 
     def __init__(self, options: ElasticOptions, trial_id: str) -> None:
         self._options = options
@@ -253,10 +253,10 @@ class NodeExchange:
         self._answered: str | None = None
         self._next_look = 0.0
 
-    def share(self, trial: TrialEvidence, *, last: bool = True) -> TrialEvidence:
-        """On node 0, the evidence of all nodes; on another node its own, which is sent to node 0.
+    def share(self, trial: AttemptEvidence, *, last: bool = True) -> AttemptEvidence:
+        """Node 0 returns the evidence of all nodes; another node sends its own to node 0 and returns that.
 
-        Ranks of which nothing has come in time stay without evidence; on another node than 0, they are left out.
+        On node 0, ranks of nodes that did not answer in time stay without evidence; other nodes leave such ranks out.
         """
         if self._node != 0:
             self.answer(trial)
@@ -268,7 +268,7 @@ class NodeExchange:
             return trial
 
     def is_asked(self, group: str) -> bool:
-        """Whether node 0 waits for what this one knows; once for each worker group. Looked up now and then only."""
+        """Whether node 0 waits for the evidence of this node, once per worker group; looked up only now and then."""
         now = time.monotonic()
         if self._node == 0 or group == self._answered or now < self._next_look:
             return False
@@ -279,8 +279,8 @@ class NodeExchange:
                 return True
         return False
 
-    def answer(self, trial: TrialEvidence, *, still_running: bool = False) -> None:
-        """Send node 0 what is known of the ranks of this node."""
+    def answer(self, trial: AttemptEvidence, *, still_running: bool = False) -> None:
+        """Send the evidence of this node's ranks to node 0."""
         own = replace(trial, ranks=trial.own_ranks(still_running=still_running))
         try:
             self._store().set(f"{trial.group}/{self._node}", to_json(own))
@@ -292,33 +292,33 @@ class NodeExchange:
             self._connected = connect_nodes(self._options, self._trial_id, _PATIENCE)
         return self._connected
 
-    def _gather(self, trial: TrialEvidence, patience: float) -> list[RankEvidence]:
-        found: dict[int, RankEvidence] = {}
+    def _gather(self, trial: AttemptEvidence, patience: float) -> list[RankEvidence]:
+        ranks: dict[int, RankEvidence] = {}
         waited_for = {rank.rank for rank in trial.ranks if not rank.started}
         give_up = time.monotonic() + patience
         self._store().set(f"{trial.group}/asked", "1")
         while time.monotonic() < give_up and (
-            waited_for - found.keys() or any(rank.running for rank in found.values())
+            waited_for - ranks.keys() or any(rank.running for rank in ranks.values())
         ):
             for node in range(1, self._options.nnodes[1]):
                 if self._store().check([f"{trial.group}/{node}"]):
-                    sent = TrialEvidence.from_json(self._store().get(f"{trial.group}/{node}"))
-                    found |= {rank.rank: rank for rank in sent.ranks}
+                    sent = AttemptEvidence.from_json(self._store().get(f"{trial.group}/{node}"))
+                    ranks |= {rank.rank: rank for rank in sent.ranks}
             time.sleep(0.02)
-        return list(found.values())
+        return list(ranks.values())
 
 
 def main(descriptor: int) -> None:
-    """Serve a store until standard input ends, each line of which asks which nodes have come to a trial."""
+    """Serve a store until standard input ends; each line on it asks which nodes have joined a trial."""
     process_tree.disregard(process_tree.TERMINATIONS)  # of a batch system: its pytest ends it
     store = serve_store(socket.socket(fileno=descriptor))
     for line in sys.stdin:
         trial_id, nodes = json.loads(line)
         come = dist.PrefixStore(trial_id, store)  # type: ignore[attr-defined]
-        found: dict[int, str] = {}
+        hosts: dict[int, str] = {}
         with contextlib.suppress(RuntimeError):
-            found = {node: come.get(f"here/{node}").decode() for node in range(nodes) if come.check([f"here/{node}"])}
-        print(json.dumps(found), flush=True)
+            hosts = {node: come.get(f"here/{node}").decode() for node in range(nodes) if come.check([f"here/{node}"])}
+        print(json.dumps(hosts), flush=True)
     os._exit(0)  # torch's own end takes a while
 
 

@@ -1,7 +1,7 @@
-"""Python programs of a command, run in forks of a process that has imported what they import.
+"""Runs Python programs of a command in forks of a process that has imported their modules.
 
-What a program sees of its process is what a fresh interpreter would show it, apart from what all forks of a process
-share: the hashes of texts, the layout of the address space, and modules of this package in ``sys.modules``.
+A program sees its process as in a fresh interpreter, except for what all forks of a process share: the hashes of texts,
+the layout of the address space, and modules of this package in ``sys.modules``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _LONGEST_MESSAGE = 2**20
 
 
 def hidden_modules(folder: str) -> list[str]:
-    """Modules in a ``folder`` that a fresh interpreter finds there, and this one has from elsewhere, or may have."""
-    found = []
+    """Modules in a ``folder`` that a fresh interpreter would import, but this one has, or may have, from elsewhere."""
+    hidden = []
     try:
         entries = list(os.scandir(folder))
     except OSError:
@@ -51,16 +51,16 @@ def hidden_modules(folder: str) -> list[str]:
             file = getattr(sys.modules.get(name), "__file__", None)
             elsewhere = name in sys.modules and not (file or "").startswith(os.path.join(folder, ""))
             if elsewhere or name in sys.stdlib_module_names:
-                found.append(name)
-    return found
+                hidden.append(name)
+    return hidden
 
 
-# In the process that all are forked from
+# In the process from which all programs are forked
 
 
 @dataclass(frozen=True)
 class _Fresh:
-    """What a fresh interpreter has, and this one changes."""
+    """What a fresh interpreter has and this process changes."""
 
     encoding: str
     errors: str
@@ -71,8 +71,8 @@ class _Fresh:
 _fresh: _Fresh | None = None
 
 
-def prepare(command: str) -> None:
-    """Make this process one that trials of a command are forked from, where that can be.
+def prepare_script(command: str) -> None:
+    """Prepare this process to fork trials of a command, if that is possible.
 
     Call before its streams or its search path are changed further.
     """
@@ -114,7 +114,7 @@ class ForkedProgram(process_tree.Fork):
 
 
 def start(words: Sequence[str], environ: Mapping[str, str]) -> ForkedProgram | None:
-    """Run a command in a fork of this process, with pipes for its output; ``None`` where it has to run as typed."""
+    """Run a command in a fork of this process, with pipes for its output; ``None`` if it has to run as typed."""
     if _fresh is None:
         return None
     line = python_line(words, environ.get("PATH", os.defpath))
@@ -153,7 +153,7 @@ def _take_streams(*descriptors: int | None) -> None:
 
 
 def _run(line: PythonLine, environ: Mapping[str, str], watch: workload_main.LearnedImports | None = None) -> NoReturn:
-    """Be a fresh interpreter that runs the line, to its end."""
+    """Run the line to its end, as a fresh interpreter would."""
     os.environ.clear()
     os.environ.update(environ)
     _become(line)
@@ -202,7 +202,7 @@ def _run(line: PythonLine, environ: Mapping[str, str], watch: workload_main.Lear
 
 
 def _open_streams(unbuffered: bool) -> None:
-    """As the start of Python does it."""
+    """Open the standard streams as Python does at its start."""
     assert _fresh is not None
     for target, name in enumerate(("stdin", "stdout", "stderr")):
         writes = target > 0
@@ -224,7 +224,7 @@ def _open_streams(unbuffered: bool) -> None:
 
 
 def _adjust_libraries() -> None:
-    """What libraries have read of the process at their import."""
+    """Correct what libraries have read from the process when they were imported."""
     assert _fresh is not None
     if (process := sys.modules.get("multiprocessing.process")) is not None:
         setattr(process, "ORIGINAL_DIR", os.getcwd())  # noqa: B010
@@ -240,7 +240,7 @@ def _adjust_libraries() -> None:
 
 
 def _print(error: BaseException) -> None:
-    """As Python prints what a program has raised: without the frames of this module."""
+    """Print an exception as Python does, without the frames of this module."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -255,7 +255,7 @@ def _print(error: BaseException) -> None:
 
 
 def _finish(code: int, known: set[str], *, interrupted: bool) -> NoReturn:
-    """End as an interpreter does, but for clearing the modules of libraries: that takes longer than all else."""
+    """End as an interpreter does, but without clearing the modules of libraries, which would take longest."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
     atexit._run_exitfuncs()
     with contextlib.suppress(BaseException):
@@ -276,7 +276,7 @@ def _finish(code: int, known: set[str], *, interrupted: bool) -> NoReturn:
 
 
 def _forget(known: set[str]) -> None:
-    """Let go of modules as the end of Python does, so that files are written and ``__del__`` is called."""
+    """Release modules as Python does at its end, so that files are written and ``__del__`` is called."""
     own = []
     for name in [it for it in sys.modules if it not in known]:
         file = getattr(sys.modules[name], "__file__", None)
@@ -284,7 +284,7 @@ def _forget(known: set[str]) -> None:
             own.append(name)
     namespaces = {id(sys.modules.pop(name).__dict__) for name in ("__main__", *own)}
     sys.last_type = sys.last_value = sys.last_traceback = None
-    # Of those that it finds together, the collector closes one first.
+    # The garbage collector closes one of the files that it finds together first.
     for kind in (io.TextIOWrapper, io.BufferedWriter):
         for stream in [it for it in gc.get_objects() if issubclass(type(it), kind)]:
             with contextlib.suppress(Exception):
@@ -298,7 +298,7 @@ def _forget(known: set[str]) -> None:
                     namespace[name] = None
 
 
-# Ranks. torch's agent has threads, so it does not fork them itself: a process does that which was forked before.
+# Ranks. torch's agent has threads, so it does not fork ranks itself: a process that was forked earlier does.
 
 
 class _Rank(ForkedProgram):
@@ -317,7 +317,7 @@ def _ask(server: socket.socket, request: Any, streams: Sequence[int] = ()) -> An
 
 
 def _fork_ranks() -> None:
-    """Have the ranks that torch's agent starts in this process forked, where they are Python programs."""
+    """Fork the ranks that torch's agent starts in this process, if they are Python programs."""
     from pytest_aorta.launch.child.recorder import use_popen_in_agent
 
     server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -344,7 +344,7 @@ def _fork_ranks() -> None:
 
 
 def _serve_ranks(agent: socket.socket) -> None:
-    """Fork a rank for each line, tell for each pid whether it has ended, until the agent has gone."""
+    """Fork a rank for each line, and answer for each pid whether it has ended, until the agent has gone."""
     faulthandler.unregister(process_tree.STACK_SIGNAL)
     handlers = process_tree.disregard(process_tree.TERMINATIONS)
     while True:

@@ -12,7 +12,7 @@ from pytest_aorta.launch.launch_mode import (
     COMMAND_RANKS_TARGET,
     SCRIPT,
     SCRIPT_TARGET,
-    TrialPayload,
+    ChildArgument,
     WorkloadArgument,
     free_port,
     is_command,
@@ -26,14 +26,14 @@ from pytest_aorta.trials.seeding import rank_seed
 from pytest_aorta.trials.steps import step_file
 
 
-def prepare(argument: WorkloadArgument) -> dict[str, Any]:
-    """Describe what was loaded; import what an earlier trial has imported, and torch's agent where trials need it."""
-    description = workload_main.prepare(argument)
+def prepare_trial(argument: WorkloadArgument) -> dict[str, Any]:
+    """Describe what was loaded; import what an earlier trial has imported, and torch's agent if trials need it."""
+    description = workload_main.prepare_workload(argument)
     forks = argument.get("forks_programs", False) and argument.get("import_seed") is None
     if argument["target"] == COMMAND_TARGET and forks and description["config_error"] is None:
         from pytest_aorta.launch.child import script
 
-        script.prepare(argument["overrides"]["command"])
+        script.prepare_script(argument["overrides"]["command"])
     if learned := argument.get("learned"):
         workload_main.import_learned(learned, argument.get("cores"))
     if description["launch_mode"] in ("distributed", SCRIPT):
@@ -41,8 +41,8 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     return description
 
 
-def run(payload: TrialPayload, channel: Channel) -> bool | None:
-    """Run a trial; how its process is to end, as ``ZygoteSpec.run`` says."""
+def run(payload: ChildArgument, channel: Channel) -> bool | None:
+    """Run a trial; returns how its process has to exit, as ``ZygoteSpec.run`` says."""
     mode, send, folder = payload["mode"], channel.send, Path(payload["folder"])
     if "rank_environ" in payload:
         from pytest_aorta.launch.child import elastic
@@ -50,8 +50,8 @@ def run(payload: TrialPayload, channel: Channel) -> bool | None:
         elastic.run_zygote_rank(payload)
         return None
     lent = [channel.receive_fd() for _ in range(payload.get("rank_zygotes", 0))]
-    if mode == "external":  # first of all, for the folders of the trial may be made by another rank
-        # A rank may be far ahead of another, whose last trial takes until its deadline. That wait does not count.
+    if mode == "external":  # first of all, because another rank may make the folders of the trial
+        # A rank may be far ahead of one whose last trial runs until its deadline. That wait does not count.
         send({"type": "ranks_start"})
         agree_on_master_port(payload["trial_id"])
         send({"type": "ranks_ready"})

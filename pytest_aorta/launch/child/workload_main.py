@@ -34,9 +34,9 @@ from pytest_aorta.probe.software import package_list
 from pytest_aorta.probe.variables import recorded_variables, settings
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
-from pytest_aorta.trials.command_line import COMMAND_TARGET, takes_hash_seed, words_of
+from pytest_aorta.trials.command_line import COMMAND_TARGET, command_words, takes_hash_seed
 from pytest_aorta.trials.execution import HASH_SEED, NAMES, note_tmp
-from pytest_aorta.trials.installed import imported_modules
+from pytest_aorta.trials.installed import WatchedImports, imported_modules
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
     INSTALLED,
@@ -52,30 +52,30 @@ from pytest_aorta.trials.records import Send
 from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_state, random_seed
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.launch_mode import TrialPayload, WorkloadArgument
+    from pytest_aorta.launch.launch_mode import ChildArgument, WorkloadArgument
 
 _static: StaticEnv | None = None
-#: Those of this process, once it has loaded a workload.
+#: Seeds of this process, once it has loaded a workload.
 seeds: ProcessSeeds | None = None
 #: ``PYTHONHASHSEED`` of this process.
 hash_seed: int | None = None
-#: Those that the workload's import has found.
+#: Reasons against forking after the workload's import.
 _variables: dict[str, str] = {}
 #: Digests of the source files that were imported when the workload was prepared.
 _sources: Mapping[str, str] = {}
-#: Digests of those that were imported in advance, for the trials that are forked afterwards.
+#: Digests of files that were imported in advance for the trials that are forked afterwards.
 _sources_in_advance: Mapping[str, str] = {}
 _class: type[Any] | None = None
-#: Names of the variables that the workload wants to have at its start.
+#: Names of the variables that the workload needs at its start.
 _startup: tuple[str, ...] = ()
 #: Reports what the trial of this process imports.
 learner: LearnedImports | None = None
-#: Whether what was imported for the trials has started other programs.
+#: Whether imports for the trials have started other programs.
 _had_children = False
 
 
 def load(argument: WorkloadArgument, seed: int | None = None) -> None:
-    """Import what comes first and the workload, whose generators get this seed; a script is imported by its ranks."""
+    """Import the modules to preload, then the workload under this seed; ranks import a script themselves."""
     global seeds, hash_seed, _variables, _had_children
     hash_seed = _own_hash_seed()
     if argument.get("hash_seed") is not None:
@@ -98,7 +98,7 @@ def load(argument: WorkloadArgument, seed: int | None = None) -> None:
 
 
 def _own_hash_seed() -> int | None:
-    """``PYTHONHASHSEED`` as this interpreter has read it at its start; ``None`` where it has drawn a secret."""
+    """``PYTHONHASHSEED`` as this interpreter read it at its start; ``None`` if the interpreter drew a secret seed."""
     with contextlib.suppress(OSError):
         for entry in Path("/proc/self/environ").read_bytes().split(b"\0"):
             name, _, value = entry.partition(b"=")
@@ -107,8 +107,8 @@ def _own_hash_seed() -> int | None:
     return None
 
 
-def prepare(argument: WorkloadArgument) -> dict[str, Any]:
-    """Describe the workload that was loaded, or the script or command; take the snapshot of what will not change."""
+def prepare_workload(argument: WorkloadArgument) -> dict[str, Any]:
+    """Describe the loaded workload, script or command, and take the part of the snapshot that will not change."""
     global _static, _sources, _startup, _class
     target = argument["target"]
     if target == SCRIPT_TARGET:
@@ -146,7 +146,7 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
 
 
 def import_learned(modules: Sequence[str], cores: Sequence[int] | None) -> None:
-    """Import what a trial has imported, for those that will be forked from this process; raises ``ImportError``."""
+    """Import what a trial has imported, for the trials forked from this process later; raises ``ImportError``."""
     global _static, _sources_in_advance, _had_children
     before = children_now()
     import_in_advance(modules, cores)
@@ -172,7 +172,7 @@ class _Empty:
 
 
 def rehearse() -> None:
-    """Do what every trial does, so that its process, which is forked ahead, has its own copies of the pages for it."""
+    """Do once what every trial does, so that a process that is forked ahead already owns the pages for it."""
 
     def send(event: Any) -> None:
         json.dumps(event, default=asdict)
@@ -182,38 +182,38 @@ def rehearse() -> None:
 
 
 def use_seed(seed: int) -> None:
-    """Seed the generators of this process, unless it has imported the workload with this very seed."""
+    """Seed the generators of this process, unless it imported the workload with this very seed."""
     if seeds is not None and seeds.seed != seed:
         seeds.restart(seed)
 
 
 def snapshot(watched: Iterable[str]) -> dict[str, Any]:
-    """The environment of this process, with these variables besides those that are always recorded."""
+    """Snapshot of the environment of this process, with ``variables`` besides the ones that are always recorded."""
     return collect_env(_static, [*watched, *NAMES, *_startup]).to_dict()
 
 
 def launcher_variables(base: int) -> dict[str, str]:
-    """Variables of this process whose values differ from those of ``base``, the process that started the launcher.
+    """Variables whose values differ between this process and ``base``, the process that started the launcher.
 
-    Of those that a trial file may hold, without those of the trial's place. Empty when it may not be read.
+    Only variables that a trial file may hold, except the trial's folders. Empty if ``base`` may not be read.
     """
     try:
         before = set(Path(f"/proc/{base}/environ").read_bytes().split(b"\0"))
     except OSError:
         return {}
-    found = {}
+    variables = {}
     for name, value in os.environ.items():
         if name not in NAMES and os.fsencode(f"{name}={value}") not in before:
-            found[name] = value
-    return recorded_variables(found)
+            variables[name] = value
+    return recorded_variables(variables)
 
 
 def run_workload(
-    payload: TrialPayload, send: Send, steps: Path, on_error: Callable[[BaseException], object] | None = None
+    payload: ChildArgument, send: Send, steps: Path, on_error: Callable[[BaseException], object] | None = None
 ) -> bool:
-    """Take the environment snapshot, then run all phases; whether setup and run succeeded.
+    """Take the environment snapshot, then run all phases; returns whether setup and run succeeded.
 
-    The last step is kept in the file ``steps``. ``on_error`` takes what setup or run has raised, before the cleanup.
+    ``steps``: file for the last step. ``on_error`` gets the exception of setup or run, before the cleanup.
     """
     global learner
     began = time.monotonic()
@@ -228,7 +228,7 @@ def run_workload(
     config = resolve_config(cls, payload["overrides"], payload["steps"]).value
     own_hashes = hash_seed
     if HASH_SEED in os.environ and own_hashes is None and config.observe != "none":
-        own_hashes = int(os.environ[HASH_SEED]) if takes_hash_seed(words_of(config.command)) else None
+        own_hashes = int(os.environ[HASH_SEED]) if takes_hash_seed(command_words(config.command)) else None
     drawn = replace(seeds.record(), hash=own_hashes)
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": drawn})
     supported = getattr(cls, "trial_isolation_supported", ())
@@ -289,17 +289,17 @@ def run_workload(
     return succeeded
 
 
-# What a trial imports from installed packages, and importing it once in the zygote for the trials that follow.
+# Learn what a trial imports from installed packages, and import it once in the zygote for later trials.
 
-#: torch keeps a folder below TMPDIR in it, another one in every trial, and computes it again where it is missing.
+#: Variable in which torch keeps a folder below TMPDIR, which differs per trial; torch computes it again if it is unset.
 _MEMO = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None) -> None:
-    """Import modules in order, on the ``cores`` that the trials will have: libraries count them when they are loaded.
+    """Import modules in order, on the ``cores`` that the trials will have: libraries count cores when they are loaded.
 
     Raises:
-        ImportError: it starts with the name of the module whose import failed, printed, or made forks unsafe.
+        ImportError: an import failed, printed, or made forks unsafe; the message starts with the name of the module.
     """
     before, had_memo = os.sched_getaffinity(0), _MEMO in os.environ
     if cores is not None:
@@ -321,49 +321,57 @@ def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None
             os.environ.pop(_MEMO, None)
 
 
-class LearnedImports(importlib.abc.MetaPathFinder):
+class _InstalledImports(WatchedImports):
+    """Watches modules of distributions that run code, and none of the standard library."""
+
+    def wants(self, name: str) -> bool:
+        return name.partition(".")[0] not in sys.stdlib_module_names
+
+    def concerns(self, spec: importlib.machinery.ModuleSpec) -> bool:
+        has_code = spec.origin is not None and super().concerns(spec)
+        return has_code and any(folder in INSTALLED for folder in str(spec.origin).split(os.sep))
+
+
+class LearnedImports(_InstalledImports):
     """Reports each import from site-packages that is not part of another one, in order.
 
-    It ends with the first one that could not have come before the trial with the same effect, or with the trial's
-    ``run()``. Imports of the standard library and of the workload's own files are left to the trial.
+    It stops at the first import that would have another effect before the trial, or at the end of ``run()``. Imports of
+    the standard library and of the workload's own files are left to the trial.
     """
 
     def __init__(self, seeds: ProcessSeeds, send: Send) -> None:
         self._seeds = seeds
         self._send = send
         self._over = self._importing = False
-        sys.meta_path.insert(0, self)
+        super().__init__()
         self.move_here()
 
     def move_here(self) -> None:
-        """Watch this process, perhaps a fork of the one that it was made in."""
+        """Watch this process, which may be a fork of the one in which this was made."""
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._expected = _state()
 
     def end(self, note: str | None = None) -> None:
-        """Watch no longer, and say why if there is a reason."""
+        """Stop watching; ``note`` says why."""
         if not self._over:
             self._over = True
             with contextlib.suppress(OSError):  # the workload has closed the channel
                 self._send({"type": "imports_over", "note": note})
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of the other finders; with a loader that reports, where it leads into a distribution."""
+    def wants(self, name: str) -> bool:
         elsewhere = threading.get_ident() != self._thread
-        if self._over or os.getpid() != self._process or (self._importing and not elsewhere):
-            return None
-        spec = _spec_elsewhere(self, fullname, path, target)
-        if spec is None or not _is_installed(spec):
-            return spec
-        if elsewhere:
-            self.end(f"{fullname}: a thread imported it")
-        else:
-            _execute_by(spec, self._execute)
-        return spec
+        over = self._over or os.getpid() != self._process or (self._importing and not elsewhere)
+        return not over and super().wants(name)
 
-    def _execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
+    def concerns(self, spec: importlib.machinery.ModuleSpec) -> bool:
+        if not super().concerns(spec):
+            return False
+        if threading.get_ident() != self._thread:
+            self.end(f"{spec.name}: a thread imported it")
+            return False
+        return True
+
+    def execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
         before = _state(name)
         own = {it: value for it, value in self._expected.items() if not it.startswith(("random", "the output"))}
         if not (self._over or self._importing) and (changed := _difference(own, before)) is not None:
@@ -390,31 +398,24 @@ class LearnedImports(importlib.abc.MetaPathFinder):
                 self._send({"type": "imported", "module": name})
 
 
-class TimedImports(importlib.abc.MetaPathFinder):
+class TimedImports(_InstalledImports):
     """Times each import from site-packages that is not part of another one, in the thread that makes this."""
 
     def __init__(self) -> None:
         self._sec: dict[str, float] = {}
         self._thread, self._importing = threading.get_ident(), False
-        sys.meta_path.insert(0, self)
+        super().__init__()
 
     def end(self) -> dict[str, float]:
-        """Watch no longer; the seconds by module, of those that took some."""
+        """Stop watching; returns seconds by module, without quick imports."""
         with contextlib.suppress(ValueError):  # the workload has taken it out
             sys.meta_path.remove(self)
         return {name: sec for name, sec in self._sec.items() if sec >= _SLOW_IMPORT}
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if self._importing or threading.get_ident() != self._thread:
-            return None
-        spec = _spec_elsewhere(self, fullname, path, target)
-        if spec is not None and _is_installed(spec):
-            _execute_by(spec, self._execute)
-        return spec
+    def wants(self, name: str) -> bool:
+        return not self._importing and threading.get_ident() == self._thread and super().wants(name)
 
-    def _execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
+    def execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
         if self._importing:
             execute(module)
             return
@@ -425,42 +426,12 @@ class TimedImports(importlib.abc.MetaPathFinder):
             self._importing, self._sec[name] = False, time.monotonic() - began
 
 
-#: Seconds of an import that is worth a word.
+#: Seconds below which an import is quick.
 _SLOW_IMPORT = 0.05
 
 
-def _spec_elsewhere(
-    finder: importlib.abc.MetaPathFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-) -> importlib.machinery.ModuleSpec | None:
-    """The spec that the other finders have; none of a module of the standard library."""
-    if fullname.partition(".")[0] in sys.stdlib_module_names:
-        return None
-    finders = [each for each in sys.meta_path if each is not finder and hasattr(each, "find_spec")]
-    return next(filter(None, (each.find_spec(fullname, path, target) for each in finders)), None)
-
-
-def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
-    """Whether it leads into a distribution, and runs code."""
-    has_code = spec.origin is not None and hasattr(spec.loader, "exec_module")
-    return has_code and any(folder in INSTALLED for folder in str(spec.origin).split(os.sep))
-
-
-def _execute_by(
-    spec: importlib.machinery.ModuleSpec, around: Callable[[str, Callable[[ModuleType], object], ModuleType], None]
-) -> None:
-    """Have ``around`` run the module: with its name, and what executes it."""
-    loader: Any = spec.loader
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        loader.exec_module = execute
-        around(spec.name, execute, module)
-
-    loader.exec_module = exec_module
-
-
 def _state(importing: str | None = None) -> dict[str, Any]:
-    """What an import could see and change, by names for messages; what is ``importing`` now does not count."""
+    """State that an import could see and change, named for messages, without the module ``importing`` now."""
     environ = dict(os.environ)
     environ.pop(_MEMO, None)
     logging = sys.modules.get("logging")
@@ -492,7 +463,7 @@ def _state(importing: str | None = None) -> dict[str, Any]:
 
 
 def _output() -> Any:
-    """Bytes in the files that standard output and standard error are; nothing is known of pipes."""
+    """Bytes in the files of standard output and standard error; ``None`` for pipes."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # replaced or closed by the workload
             stream.flush()
@@ -502,5 +473,5 @@ def _output() -> Any:
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str | None:
-    """The first name whose value is another one; names that only one of them has do not count."""
+    """The first name whose values differ; names in only one of the states do not count."""
     return next((name for name, value in before.items() if after.get(name, value) != value), None)

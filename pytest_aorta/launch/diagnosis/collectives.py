@@ -1,10 +1,10 @@
-"""Which collectives the ranks have entered, and when, by torch's flight recorders.
+"""Which collectives the ranks have entered, and when, as torch's flight recorders say.
 
-Where they disagree, who waits for whom, and who is slower.
+Shows where ranks disagree, who waits for whom, and who is slower.
 
 ``torch.distributed.flight_recorder`` does the same by the same rules (``Op.match``), to which the tests compare this.
-It is not called: this runs also where torch must not be imported, and where its recorder knows no members (gloo), which
-torch's refuses; and torch's takes the lowest rank for right.
+It is not called: this code also runs where torch must not be imported, and handles recorders that know no members
+(gloo), which torch's refuses; and torch's takes the lowest rank for right.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from typing import Any
 
 from pytest_aorta.launch.diagnosis.evidence import Collective, rank_names
 
-#: Of a rank, as many are looked at.
+#: Number of collectives of a rank that are looked at.
 _RECENT = 256
 
 
 def read_collectives(trace: Mapping[str, Any]) -> list[Collective]:
-    """Those of a dump of the flight recorder, in the order in which the rank has entered them; the last ones."""
+    """The last collectives in a dump of a flight recorder, in the order in which the rank entered them."""
     entries = [entry for entry in trace.get("entries") or () if not entry.get("is_p2p")]
     entries.sort(key=lambda entry: int(entry.get("record_id", 0)))
     groups = trace.get("pg_config") or {}
-    found = []
+    collectives = []
     for entry in entries[-_RECENT:]:
         name, group = (str(each) for each in entry.get("process_group") or ("", ""))
         listed = str(groups.get(name, {}).get("ranks", "")).strip("[] ").split(",")
         members = [int(each) for each in listed if each.strip()]
         if group != "default_pg":
             group = f"{group} {name}" if group not in ("", "undefined") else f"group {name}"
-            # Groups that a split has made have the same name.
+            # Groups from one split have the same name.
             group += f" from rank {members[0]}" if members else ""
         operation = str(entry.get("profiling_name"))
         number = int(entry.get("collective_seq_id", 0))
         size, at = len(members) or None, entry.get("time_created_ns")
-        found.append(Collective(operation, number, group, of=_tensors(entry), size=size, at=at))
-    return found
+        collectives.append(Collective(operation, number, group, of=_tensors(entry), size=size, at=at))
+    return collectives
 
 
 def _tensors(entry: Mapping[str, Any]) -> str:
-    """What has to be equal in all ranks: ``Float[4]``, or ``Float[4] to Float[8]`` where input and output differ."""
+    """Tensors, which all ranks must share: ``Float[4]``, or ``Float[4] to Float[8]`` if input and output differ."""
     operation = str(entry.get("profiling_name")).rpartition(":")[2]
     if operation.startswith("all_to_all") or operation.endswith(("coalesced", "_v")):
         return ""
@@ -78,28 +78,28 @@ def find_mismatch(
     world_size: int,
     rejecting: Mapping[int, tuple[int, int]] = MappingProxyType({}),
 ) -> Mismatch | None:
-    """Compare, group by group, what each rank has entered as its collective of the same number.
+    """Compare, group by group, the collectives that ranks have entered under the same number.
 
-    ``rejecting``: as for ``find_rejecting``; where the others differ in two ways, these sizes say in which such a rank
-    has entered it.
+    ``rejecting``: as for ``find_rejecting``; if the others have entered two different collectives, the sizes say which
+    of the two such a rank has entered.
     """
-    found: dict[tuple[str, int], dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
+    by_number: dict[tuple[str, int], dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
     for rank, collectives in entered.items():
         for each in collectives:
-            found[each.group, each.number][rank].append(each)
+            by_number[each.group, each.number][rank].append(each)
 
-    # Of several groups, that in which it came first: what comes later may follow from it.
-    def place(item: tuple[object, Mapping[int, Sequence[Collective]]]) -> int:
+    # Of several groups, take the first mismatch: later ones may follow from it.
+    def first_position(item: tuple[object, Mapping[int, Sequence[Collective]]]) -> int:
         return min(entered[rank].index(those[0]) for rank, those in item[1].items())
 
-    for (group, number), by_rank in sorted(found.items(), key=place):
+    for (group, number), by_rank in sorted(by_number.items(), key=first_position):
         ranks_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for rank, those in sorted(by_rank.items()):
             ranks_of[tuple(f"{each.name}{each.of and f' of {each.of}'}" for each in those)].append(rank)
         if len(ranks_of) > 1:
             order = sorted(ranks_of.items(), key=lambda item: (len(item[1]), item[1]))
             said = "; ".join(f"{rank_names(ranks)}: {' + '.join(what)}" for what, ranks in order)
-            # Whatever those ranks have entered of which nothing is known, the majority must remain one.
+            # The majority must hold whatever the ranks have entered about which nothing is known.
             size = max(len(by_rank), *(each.size or world_size for those in by_rank.values() for each in those))
             few, most = order[0][1], order[-1][1]
             tensors = [by_rank[ranks[0]][0].of for ranks in (few, most)]
@@ -126,18 +126,18 @@ _TENSOR = re.compile(r"([A-Za-z]\w*)\[([\d, ]*)\]")
 
 def _size_of(tensors: str) -> int | None:
     """Bytes of ``Float[4, 2]``, or of several, without what follows ``to``."""
-    found = _TENSOR.findall(tensors.partition(" to ")[0])
-    if not found or any(dtype not in _BYTES for dtype, _ in found):
+    parts = _TENSOR.findall(tensors.partition(" to ")[0])
+    if not parts or any(dtype not in _BYTES for dtype, _ in parts):
         return None
     return sum(
-        _BYTES[dtype] * math.prod(int(each) for each in shape.split(",") if each.strip()) for dtype, shape in found
+        _BYTES[dtype] * math.prod(int(each) for each in shape.split(",") if each.strip()) for dtype, shape in parts
     )
 
 
 def _expecting(came: int, expected: int, tensors: Sequence[str]) -> int | None:
-    """Which of two collectives a rank has entered that has got more bytes than it expected, as from the other one.
+    """Which of two collectives a rank has entered if it got more bytes than it expected, namely those of the other one.
 
-    Backends cut what they send into parts, so that only the proportion is the same.
+    Backends send in parts, so that only the proportion of sizes can be compared.
     """
     sizes = [_size_of(each) for each in tensors]
     for own, other in ((0, 1), (1, 0)):
@@ -150,11 +150,11 @@ def _expecting(came: int, expected: int, tensors: Sequence[str]) -> int | None:
 def find_rejecting(
     entered: Mapping[int, Sequence[Collective]], rejecting: Mapping[int, tuple[int, int]], world_size: int
 ) -> Mismatch | None:
-    """The rank that has got another size than it expected, where more than half of all ranks have entered the same.
+    """The rank that got another size than it expected, if more than half of all ranks have entered the same collective.
 
     Args:
-        entered: what each rank has entered; of one that was aborted, nothing is known.
-        rejecting: of each such rank, how many bytes came, and how many it expected.
+        entered: collectives of each rank; none of a rank that was aborted.
+        rejecting: for each such rank, the bytes that came and the bytes that it expected.
     """
     last = {rank: those[-1] for rank, those in entered.items() if those and rank not in rejecting}
     if len(rejecting) != 1 or 2 * len(last) <= world_size:
@@ -174,9 +174,9 @@ def find_rejecting(
 
 
 def positions(entered: Mapping[int, Sequence[Collective]]) -> tuple[set[int], set[int]]:
-    """Ranks that others wait for, which have entered more of some group, and that wait for none; and ranks that do not.
+    """Ranks that are behind others and wait for none, and the remaining ranks, which are not missing.
 
-    A rank that has no group in common with another is in neither.
+    A rank without a group in common with another rank is in neither set.
     """
     last: dict[str, dict[int, int]] = defaultdict(dict)
     for rank, collectives in entered.items():
@@ -187,22 +187,23 @@ def positions(entered: Mapping[int, Sequence[Collective]]) -> tuple[set[int], se
     for numbers in shared:
         for rank, number in numbers.items():
             waits[rank] |= {other for other, theirs in numbers.items() if theirs < number}
-    # The last one of a rank may be the first of its group: then it waits for others, of whom nothing is known.
+    # The last collective of a rank may be the first of its group; then the rank waits for others about which nothing is
+    # known.
     alone = {rank for rank, those in entered.items() if those and len(last[those[-1].group]) == 1 != those[-1].size}
     behind = set[int]().union(*waits.values()) - {rank for rank, those in waits.items() if those} - alone
     return behind, waits.keys() - behind
 
 
-#: Fewer collectives than these say nothing; those that come first are a warm-up.
+#: Fewer collectives than this say nothing; so many at the beginning are a warm-up.
 _FEWEST_COMMON, _WARM_UP = 8, 2
 
 
 def busy_ms(entered: Mapping[int, Sequence[Collective]]) -> dict[int, float]:
-    """Of each rank, how long it computes on average before it enters a collective of all ranks, in milliseconds.
+    """Average time, in milliseconds, that each rank computes before it enters a collective of all ranks.
 
-    A collective begins when the last rank enters it: from then on, a rank computes until it enters the next. What one
-    rank computes longer, the others wait, so that the times of their steps are the same. Empty where too few
-    collectives of all ranks are known. The clocks of the ranks have to agree: ask for ranks of one host.
+    A collective begins when the last rank enters it; from then on, each rank computes until it enters the next one. The
+    others wait while one rank computes longer, so the times of steps are equal in all ranks. Empty if too few
+    collectives of all ranks are known. The ranks must be on one host, because their clocks must agree.
     """
     times: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for rank, entries in entered.items():

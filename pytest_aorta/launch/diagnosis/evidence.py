@@ -1,6 +1,6 @@
-"""Everything that is known of the ranks of one attempt of a trial: what ``judge`` has before it.
+"""Everything that is known of the ranks of one attempt of a trial; ``judge`` reads nothing else.
 
-Every launcher fills these types. As JSON, nodes exchange them, and a trial that failed keeps them in ``evidence.json``.
+Every launcher fills these types. Nodes exchange them as JSON, and a failed trial keeps them in ``evidence.json``.
 Times are seconds of ``time.time()``; codes are negative for a signal.
 """
 
@@ -31,8 +31,8 @@ def rank_names(ranks: Collection[int]) -> str:
 class RankExit:
     """How the process of a rank ended, as its parent saw it.
 
-    ``sec``: after the rank's start. ``stopped``: whether the agent had asked the rank to end by then; ``None`` where
-    the parent does not know.
+    ``sec``: seconds after the rank's start. ``stopped``: whether the agent had asked the rank to end by then; ``None``
+    if the parent does not know.
     """
 
     exitcode: int
@@ -46,7 +46,7 @@ class RankExit:
 class Location:
     """Where a process was: ``all_reduce in step() at fsdp.py line 88``.
 
-    ``collective``: the function of ``torch.distributed`` that it was in, if it was in one.
+    ``collective``: the function of ``torch.distributed`` in which it was, if it was in one.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Location:
 class Collective:
     """A collective that a rank has entered, by its flight recorder; ``number`` counts those of its ``group``.
 
-    ``of``: what has to be equal in all ranks of the group, its tensors (``Float[4]``). ``size``: of the group, where
+    ``of``: its tensors (``Float[4]``), which must be equal in all ranks of the group. ``size``: size of the group, if
     the recorder knows it. ``at``: when it was entered, in nanoseconds of its host's clock.
     """
 
@@ -74,9 +74,9 @@ class Collective:
 
 @dataclass
 class Wait:
-    """A call of ``torch.distributed`` that has not returned, and the ranks that have to take part in it for that.
+    """A call of ``torch.distributed`` that has not returned, and the ranks that must take part before it can.
 
-    ``peers``: that of a ``send`` or ``recv``, else all other ``members`` of the group.
+    ``peers``: the peer of a ``send`` or ``recv``, else all other ``members`` of the group.
     """
 
     call: str
@@ -90,15 +90,15 @@ class Wait:
 
 @dataclass
 class RankEvidence:
-    """One expected rank.
+    """One expected rank: what each writer of evidence fills, and all that the judge reads of it.
 
-    ``started``: whether its agent has started it. ``running``: whether it still ran when node 0, whose ranks had ended,
-    asked its node. ``events``: its event log; ``None`` where there is none. ``complaint``: what a library has written
-    to its standard error as it ended the process. ``said``: the exception that it has logged last, with the time of the
-    log's last write; ``last_line``: what it has written last, where it has exited by itself. ``stopped_at``: of a rank
-    of another node, when its agent first asked a rank to end. ``overdue``: when its own deadline passed, where each
-    rank has one. ``collectives``: those that it has entered last, in their order. ``wait``: the call in which it was,
-    or which has raised. ``imports``: whether it was importing a library. The last three are paths of its logs.
+    ``started``: whether its agent has started it. ``running``: whether it still ran when node 0, whose own ranks had
+    ended, asked its node. ``events``: its event log; ``None`` without one. ``imports``: whether it was importing a
+    library. ``collectives``: the last ones that it entered, in order. ``wait``: the call in which it was, or which
+    raised. ``complaint``: what a library wrote to standard error as it ended the process. ``said``: the exception that
+    it logged last, with the time of the log's last write. ``last_line``: its last line, if it exited by itself.
+    ``stopped_at``: when the agent of another node first asked a rank to end. ``overdue``: when its own deadline passed,
+    if each rank has one. ``stdout``, ``stderr``, ``stacks``: paths of its logs.
     """
 
     rank: int
@@ -124,19 +124,19 @@ class RankEvidence:
 
     @property
     def is_heard_of(self) -> bool:
-        """Whether there is anything of it."""
+        """Whether anything is known of it."""
         return self.started or self.exit is not None or self.events is not None
 
     @property
     def collective(self) -> Collective | None:
-        """The last one that it has entered."""
+        """The last collective that it has entered."""
         return self.collectives[-1] if self.collectives else None
 
     def seen(self, until: float | None = None) -> Observation:
-        """What it has reported up to a time.
+        """What it reported up to a time.
 
-        What a rank reports after its deadline is an effect of the signals that ask for its stacks and end it: they
-        interrupt its system calls.
+        Reports after its deadline follow from the signals that ask for its stacks and end it, because these interrupt
+        its system calls.
         """
         seen = Observation()
         for event in self.events or ():
@@ -149,10 +149,10 @@ class RankEvidence:
 
 @dataclass
 class AgentEnd:
-    """How what started the ranks ended, where it ended otherwise than it should.
+    """How the agent that started the ranks ended, if it did not end as it should.
 
-    ``error``: what it raised, with ``type``, ``message``, perhaps ``traceback``. ``returncode`` is that of a process
-    that was started for it.
+    ``error``: what it raised, with ``type``, ``message``, perhaps ``traceback``. ``returncode``: of its process, if it
+    had one of its own.
     """
 
     name: str
@@ -161,13 +161,13 @@ class AgentEnd:
 
 
 @dataclass
-class TrialEvidence:
+class AttemptEvidence:
     """One attempt of a trial.
 
-    ``ranks`` are those of all nodes that were expected, ``group`` a name of them that is the same on these nodes and no
-    other attempt's. ``network``: which node does not reach the others, when a limit has passed. ``stopped_at``: when
-    the agent first asked a rank to end; ``overdue``: when the deadline passed or the trial had stalled, for which
-    ``stalled`` is the limit in seconds.
+    ``ranks``: all expected ranks of all nodes. ``group``: a name that is equal on all these nodes and differs from
+    other attempts'. ``network``: which node did not reach the others when a limit passed. ``stopped_at``: when the
+    agent first asked a rank to end. ``overdue``: when the deadline or the stall limit passed. ``stalled``: the stall
+    limit in seconds, if that is the one.
     """
 
     launcher: Launcher
@@ -182,24 +182,24 @@ class TrialEvidence:
     agent: AgentEnd | None = None
 
     def own_ranks(self, *, still_running: bool = False) -> list[RankEvidence]:
-        """The ranks of this node; ``still_running``: those without an exit are."""
+        """The ranks of this node; with ``still_running``, ranks without an exit are marked as running."""
         own = [replace(rank, stopped_at=self.stopped_at) for rank in self.ranks if rank.started]
         return [replace(rank, running=rank.exit is None) for rank in own] if still_running else own
 
-    def with_ranks(self, others: Iterable[RankEvidence]) -> TrialEvidence:
-        """Completed by the ranks of other nodes."""
+    def with_ranks(self, others: Iterable[RankEvidence]) -> AttemptEvidence:
+        """This evidence with the ranks of other nodes added."""
         ranks = {rank.rank: rank for rank in self.ranks}
         ranks |= {rank.rank: rank for rank in others if rank.rank not in ranks or not ranks[rank.rank].started}
         return replace(self, ranks=[ranks[number] for number in sorted(ranks)])
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> TrialEvidence:
-        """What ``records.to_json`` has written; raises ``ValueError`` for anything else."""
+    def from_json(cls, text: str | bytes) -> AttemptEvidence:
+        """Read what ``records.to_json`` has written; raises ``ValueError`` for anything else."""
         return _adapter().validate_json(text)
 
 
 @cache
-def _adapter() -> TypeAdapter[TrialEvidence]:
+def _adapter() -> TypeAdapter[AttemptEvidence]:
     from pydantic import TypeAdapter  # not in every rank
 
-    return TypeAdapter(TrialEvidence)
+    return TypeAdapter(AttemptEvidence)

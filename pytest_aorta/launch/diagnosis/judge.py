@@ -1,7 +1,7 @@
-"""Which rank is the cause of what a trial has come to, and which only follow: the one place where that is decided.
+"""Decides which rank is the cause of a trial's failure, and which ranks only follow.
 
-Pure: all that counts is in the ``TrialEvidence``, under every launcher and on any number of nodes. First each rank's
-own failure, then what ranks waited for, then the agent's failure, then the verdict.
+Pure: it reads only the ``AttemptEvidence``, under every launcher and on any number of nodes. It looks at each rank's
+own failure, then at what ranks waited for, then at the agent's failure, then concludes.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from pytest_aorta.launch.diagnosis.collectives import busy_ms, find_mismatch, find_rejecting, positions
-from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence, rank_names
+from pytest_aorta.launch.diagnosis.evidence import AttemptEvidence, RankEvidence, RankExit, rank_names
 from pytest_aorta.launch.diagnosis.traces import relation_in, relation_to_a_peer, sizes_in
 from pytest_aorta.launch.diagnosis.waits import WaitGraph
 from pytest_aorta.trials.outcome import (
     Observation,
     after_step,
+    describe_phase,
     exit_failure,
-    place,
     signal_name,
     timeout_failure,
     unpassed_failure,
 )
 from pytest_aorta.trials.records import Attempt, AttemptReason, Blame, Confidence, Event, Failure, Phase, RankRecord
 
-#: How likely a failure is the one that the others follow from; the smaller, the likelier.
+#: Weights of failures: the smaller, the likelier the others follow from it.
 FATAL, RAISED, ABORTED, RETURNED, UNHEARD, GAVE_UP, PEER_LOST, ENDED, ENDED_UNSEEN = range(9)
 
-#: An agent sends SIGTERM first. Where nothing says what it did, a SIGKILL within so many seconds of the first failure
+#: An agent sends SIGTERM first. If nothing says what it did, a SIGKILL within so many seconds of the first failure
 #: comes from elsewhere: the kernel may be short of memory.
 _AT_ONCE = 2
 
-#: Seconds. Of two ranks that failed by themselves, neither is known to be the first when less is between them.
+#: Two ranks that failed by themselves within so many seconds: which was first is not known.
 _APART = 0.2
 
 #: Ranks that a message names; characters of the message of a rank that gave up.
@@ -43,7 +43,7 @@ _NAMED, _SHOWN = 8, 200
 
 _IN_ORDER: tuple[Phase, ...] = ("import", "setup", "run", "cleanup")
 
-#: What an error of the agent says, and what helps.
+#: Errors of the agent, and what helps.
 _HINTS = {
     r"EADDRINUSE|[Aa]ddress already in use|failed to listen": (
         "give a free port of node 0 with --aorta-elastic rdzv_endpoint=HOST:PORT, on every node"
@@ -63,8 +63,8 @@ _HINTS = {
 class Judgement:
     """A record of every expected rank, in order, and the failure that the others follow from.
 
-    ``cleanup``: the first failure in a cleanup that does not follow from another one. ``location``: of ranks that a
-    limit has ended, where each of them was. ``hung_rank``: the one that these waited for, or the only one.
+    ``cleanup``: the first failure in a cleanup that does not follow from another one. ``location``: where each rank was
+    that a limit has ended. ``hung_rank``: the rank for which these waited, or the only one of them.
     """
 
     ranks: list[RankRecord]
@@ -74,40 +74,40 @@ class Judgement:
     hung_rank: int | None = None
 
 
-def judge(trial: TrialEvidence) -> Judgement:
-    """Decide of every rank whether it is the cause, collateral, or neither is known.
+def judge(trial: AttemptEvidence) -> Judgement:
+    """Decide for every rank whether it is the cause, collateral, or not known.
 
-    A fatal signal, a hang, or an exit before the result, beats an exception, because the peers of a rank that is gone
-    fail with exceptions; an exception beats an abort, an abort a result that is not passed, and that a rank that was
-    never heard of. Exceptions of torch.distributed and aborts because a peer has gone or did not come follow from all
-    of these, and from a rank that was waited for. A rank that was ended because of another one counts only when there
-    is nothing else. Among equals the earliest, unless they fail alike or at once: then no rank is the cause. A failure
-    in ``cleanup()`` is no cause, and neither are the ends of other ranks that it leads to.
+    The likelier cause comes first: a fatal signal, a hang, or an exit before the result (the peers of such a rank fail
+    with exceptions); an exception; an abort; a result that is not passed; a rank that was never heard of. Exceptions of
+    torch.distributed, and aborts because a peer has gone or did not come, follow from all of these and from a rank for
+    which others waited. A rank that was ended because of another one counts only if there is nothing else. Among
+    equals, the earliest is the cause, unless they fail alike or at once: then no rank is. A failure in ``cleanup()`` is
+    no cause, and neither are the ends of other ranks that it leads to.
     """
     return _Case(trial).judgement()
 
 
-def attempt_event(trial: TrialEvidence, reason: AttemptReason = "failure") -> Event:
-    """All ranks of an attempt have ended, and another one follows."""
-    found = judge(trial)
-    failure = found.failure if reason == "failure" else None
-    return {"type": "attempt", "attempt": Attempt(trial.attempt, reason, failure, found.ranks)}
+def attempt_event(trial: AttemptEvidence, reason: AttemptReason = "failure") -> Event:
+    """The event for the end of an attempt that another one follows."""
+    judgement = judge(trial)
+    failure = judgement.failure if reason == "failure" else None
+    return {"type": "attempt", "attempt": Attempt(trial.attempt, reason, failure, judgement.ranks)}
 
 
-def with_earlier(found: Judgement, attempts: Sequence[Attempt]) -> Judgement:
-    """Where the ranks of the last attempt have only lost peers, the cause is that of an earlier one, if it has one.
+def with_earlier(judgement: Judgement, attempts: Sequence[Attempt]) -> Judgement:
+    """Take the cause from an earlier attempt if the ranks of the last one have only lost peers.
 
-    Ranks that are started again may find no more than what an earlier attempt has left (pytorch/pytorch#135712).
+    Ranks that are started again may meet only what an earlier attempt has left (pytorch/pytorch#135712).
     """
-    last = found.failure
+    last = judgement.failure
     first = next((each for each in attempts if each.failure is not None and each.failure.rank is not None), None)
     if last is None or last.is_late or last.rank is not None or last.confidence != "unknown" or first is None:
-        return found
-    if any(rank.failure is not None and relation_to_a_peer(rank.failure) is None for rank in found.ranks):
-        return found
+        return judgement
+    if any(rank.failure is not None and relation_to_a_peer(rank.failure) is None for rank in judgement.ranks):
+        return judgement
     assert first.failure is not None
     return replace(
-        found,
+        judgement,
         failure=replace(
             first.failure,
             message=f"{first.failure.message}; the ranks that were started after that: {last.message}",
@@ -117,27 +117,32 @@ def with_earlier(found: Judgement, attempts: Sequence[Attempt]) -> Judgement:
     )
 
 
-def ranks_event(found: Judgement) -> Event:
-    """All ranks have ended."""
-    return {"type": "ranks", "ranks": found.ranks, "failure": found.failure, "cleanup": found.cleanup}
+def ranks_event(judgement: Judgement) -> Event:
+    """The event for the end of all ranks."""
+    return {
+        "type": "ranks",
+        "ranks": judgement.ranks,
+        "failure": judgement.failure,
+        "cleanup": judgement.cleanup,
+    }
 
 
-def is_about_a_missing_rank(trial: TrialEvidence) -> bool:
-    """Whether no rank has a failure of its own yet, and some have lost a peer, or have given up to wait for it."""
-    weights = set(map(attrgetter("weight"), _Case(trial).found.values())) - {UNHEARD}
+def is_about_a_missing_rank(trial: AttemptEvidence) -> bool:
+    """Whether no rank has a failure of its own yet, and some have lost a peer or given up waiting for it."""
+    weights = set(map(attrgetter("weight"), _Case(trial).own_failures.values())) - {UNHEARD}
     return min(weights, default=None) in (GAVE_UP, PEER_LOST)
 
 
 @dataclass(frozen=True)
 class _OwnFailure:
-    """What a rank shows of its own failure, without a look at the other ranks."""
+    """The failure that a rank itself shows, without a look at the other ranks."""
 
     failure: Failure
     weight: int
     at: float = 0.0
-    #: Whether it was asked to end, and has lost a peer only then: where it was before is not known.
+    #: Whether it lost a peer only after it was asked to end; then it is not known where it was before.
     is_echo: bool = False
-    #: Whether nothing but a line of its log tells it.
+    #: Whether only a line of its log tells it.
     is_logged: bool = False
 
     @property
@@ -152,7 +157,7 @@ class _OwnFailure:
 
 
 class _Case:
-    def __init__(self, trial: TrialEvidence) -> None:
+    def __init__(self, trial: AttemptEvidence) -> None:
         self.trial = trial
         self.ranks = {rank.rank: rank for rank in sorted(trial.ranks, key=attrgetter("rank"))}
         failed, limits = [], [] if trial.overdue is None else [trial.overdue]
@@ -162,69 +167,70 @@ class _Case:
             if rank.overdue is not None:
                 limits.append(rank.overdue)
         self.first_failure = min(failed, default=None)
-        #: When the first limit passed. Where each rank has a limit of its own, the first of these counts for all: the
-        #: signals that follow wake ranks, and end them, and so change what the others do.
+        #: When the first limit passed. If each rank has its own limit, the first one counts for all: the signals that
+        #: follow wake and end ranks, which changes what the others do.
         self.limit = min(limits, default=None)
-        #: What each rank has reported before that limit.
+        #: What each rank reported before that limit.
         self.seen: dict[int, Observation] = {}
-        self.found: dict[int, _OwnFailure] = {}
+        self.own_failures: dict[int, _OwnFailure] = {}
         self.busy: dict[int, float] = {}
         if len({rank.host for rank in trial.ranks}) == 1:  # the clocks of hosts differ
             self.busy = busy_ms({rank.rank: rank.collectives for rank in trial.ranks})
         for number, rank in self.ranks.items():
             own = self._own_failure(rank)
             if own is not None:
-                self.found[number] = own
+                self.own_failures[number] = own
         self._see_silent_ends()
         self._add_last_lines()
-        #: The rank that the results say it was.
+        #: The rank that the results name as the cause.
         self.named = self._weigh_results()
         #: Whether ranks have waited for others, which ``_explain_wait`` explains.
         self.is_wait = False
         #: ``rank 1 is missing: run() at hang.py line 9; rank 0: all_reduce in run() at hang.py line 12``.
         self.wait_text = ""
-        #: The only rank that the others wait for, or that has entered another collective, or that hung; why.
+        #: The only rank for which the others waited, that has entered another collective, or that hung; and why it is
+        #: blamed.
         self.blamed: int | None = None
         self.confidence: Confidence = "likely"
         self.grounds = ""
-        #: What is known where it is not one rank.
+        #: What is known if the cause is not one rank.
         self.several = ""
-        #: Those that follow from the wait; those that ended before they could be asked where they were.
+        #: Ranks that follow from the wait; ranks that ended before they could be asked where they were.
         self.waiting: set[int] = set()
         self.unseen: set[int] = set()
-        #: The first rank that has given up, or lost a peer, where no limit has ended the trial.
+        #: The first rank that gave up or lost a peer, if no limit has ended the trial.
         self.waited: int | None = None
-        #: The rank whose failure is shown; those that it cannot be told from; and the rank, if it is the cause.
+        #: The rank whose failure is shown; ranks that cannot be told from it; and the cause, if it is known.
         self.first: int | None = None
         self.tied: list[int] = []
         self.root: int | None = None
 
     def judgement(self) -> Judgement:
-        found = self.found
-        best = min(map(attrgetter("weight"), found.values()), default=None)
-        if best in (GAVE_UP, PEER_LOST) or any(map(attrgetter("hung"), found.values())):
+        own_failures = self.own_failures
+        best = min(map(attrgetter("weight"), own_failures.values()), default=None)
+        if best in (GAVE_UP, PEER_LOST) or any(map(attrgetter("hung"), own_failures.values())):
             self._explain_wait()
-            for number in (self.waiting | self.unseen) & found.keys():
-                found[number] = replace(found[number], weight=ENDED_UNSEEN)
-        order = sorted((own.weight, own.at, number) for number, own in found.items())
-        causes = [number for _, _, number in order if found[number].failure.phase != "cleanup"]
-        if causes and (not found[causes[0]].follows or found[order[0][2]].follows):
+            for number in (self.waiting | self.unseen) & own_failures.keys():
+                own_failures[number] = replace(own_failures[number], weight=ENDED_UNSEEN)
+        order = sorted((own.weight, own.at, number) for number, own in own_failures.items())
+        causes = [number for _, _, number in order if own_failures[number].failure.phase != "cleanup"]
+        if causes and (not own_failures[causes[0]].follows or own_failures[order[0][2]].follows):
             self.first = causes[0]
         if self.blamed in causes:
             self.first = self.blamed
         if self.named is not None and self.first is not None:
-            if found[self.first].weight == found[self.named].weight == RETURNED:
+            if own_failures[self.first].weight == own_failures[self.named].weight == RETURNED:
                 self.first = self.named
             else:
                 self.named = None
         if self.first is not None:
-            own = found[self.first]
+            own = own_failures[self.first]
             if own.weight == UNHEARD or self.first == self.named:  # all of them, or said to be the one
                 self.tied = [self.first]
             elif own.weight >= GAVE_UP or own.hung:
                 self.tied = sorted(number for weight, _, number in order if weight == own.weight)
             else:  # as likely to be the one that the others follow from
-                alike = (number for number in causes if found[number].weight == own.weight)
+                alike = (number for number in causes if own_failures[number].weight == own.weight)
                 host = self.ranks[self.first].host
                 elsewhere = {
                     number for number, rank in self.ranks.items() if rank.host != host and own.weight < RETURNED
@@ -232,18 +238,18 @@ class _Case:
                 self.tied = sorted(
                     number
                     for number in alike
-                    if number == self.first or number in elsewhere or _is_equal(own, found[number])
+                    if number == self.first or number in elsewhere or _is_equal(own, own_failures[number])
                 )
             if self.blamed == self.first or (own.weight < GAVE_UP and not own.hung and len(self.tied) == 1):
                 self.root = self.first
         if self.blamed is not None and self.waited is not None:
             self.first = self.root = self.blamed
         failure, agent = self._failure(), agent_failure(self.trial)
-        cause = None if self.first is None else found.get(self.first)
+        cause = None if self.first is None else own_failures.get(self.first)
         # An exit code of the agent follows from whatever has happened to a rank.
         of_agent = agent is not None and (
             agent.kind == "signal"
-            or (not found if agent.kind == "exit_code" else cause is None or cause.weight > RETURNED)
+            or (not own_failures if agent.kind == "exit_code" else cause is None or cause.weight > RETURNED)
         )
         if of_agent:
             self.root, failure = None, agent
@@ -260,7 +266,7 @@ class _Case:
     # What one rank shows.
 
     def _own_failure(self, rank: RankEvidence) -> _OwnFailure | None:
-        """What it shows; of one that has ended without a word to its launcher, what it has logged."""
+        """The failure that it shows; if it ended without a word to its launcher, the failure that it has logged."""
         own, said, stopped_at = self._shown_failure(rank), rank.said, self._stopped_at(rank)
         if own is None or said is None or own.weight == UNHEARD:
             return own
@@ -294,7 +300,7 @@ class _Case:
             late = self.first_failure is not None and (end.at or 0.0) - self.first_failure > _AT_ONCE
             was_ended = end.exitcode == -signal.SIGTERM or (end.exitcode == -signal.SIGKILL and late)
         reported = next((seen.failures[phase] for phase in _IN_ORDER if phase in seen.failures), None)
-        where = f"{place(seen.phase)}{after_step(seen)}"
+        where = f"{describe_phase(seen.phase)}{after_step(seen)}"
         if reported is not None:
             at = reported.at or 0.0
             late = (stopped_at := self._stopped_at(rank)) is not None and at > stopped_at
@@ -349,40 +355,40 @@ class _Case:
         return _OwnFailure(replace(failure, message=message), weight, math.inf if end.at is None else end.at)
 
     def _stopped_at(self, rank: RankEvidence) -> float | None:
-        """By the clock of its own host."""
+        """When its agent first asked a rank to end, by the clock of its own host."""
         return self.trial.stopped_at if rank.stopped_at is None else rank.stopped_at
 
     def _see_silent_ends(self) -> None:
-        """Take a rank for one that gave up that ended without a word in a collective which another has not entered.
+        """Count a rank as one that gave up if it ended silently in a collective that another rank has not entered.
 
-        It could not go on: it has caught that its peer did not come, or has gone.
+        It could not go on, because it has caught that its peer did not come, or has gone.
         """
         behind, level = positions({number: rank.collectives for number, rank in self.ranks.items()})
-        for number in level & self.found.keys() if behind else ():
-            own, failure = self.found[number], self.found[number].failure
+        for number in level & self.own_failures.keys() if behind else ():
+            own, failure = self.own_failures[number], self.own_failures[number].failure
             is_exit = _is_bare_exit(failure)
             if own.weight <= RAISED and not own.is_logged and (failure.kind == "exit_code" or is_exit):
-                self.found[number] = replace(own, weight=GAVE_UP)
+                self.own_failures[number] = replace(own, weight=GAVE_UP)
 
     def _add_last_lines(self) -> None:
-        """Where a rank has only an exit code, what it has written before says why."""
-        for number, own in self.found.items():
+        """Add a rank's last line to its message if its exit code is all that is known."""
+        for number, own in self.own_failures.items():
             line, failure = self.ranks[number].last_line, own.failure
             if line and (failure.kind == "exit_code" or _is_bare_exit(failure)):
                 said = replace(failure, message=f"{failure.message}: {line}")
-                self.found[number] = replace(own, failure=said)
+                self.own_failures[number] = replace(own, failure=said)
 
     def _weigh_results(self) -> int | None:
-        """Which result was the first not to pass: after an exchange between ranks, all of them are.
+        """Find which result was the first not to pass: after an exchange between ranks, no result passes.
 
-        That of rank 0 is the trial's, and so counts only beside others. The iteration tells the first, if all have it;
-        or the results name the one rank whose own values were wrong first, which is returned: the one rank that the
-        first iteration with a rank has. Workloads may have anything else in their details.
+        Rank 0's result is the trial's, and so counts only beside others. The iteration tells the first result if all
+        have one. Otherwise ``failure_details`` may name ranks by iteration: if the first of these iterations has a
+        single rank, that rank is returned. Workloads may have anything else in their details.
         """
-        others = [number for number, own in self.found.items() if own.weight == RETURNED]
+        others = [number for number, own in self.own_failures.items() if own.weight == RETURNED]
         zero = self.seen[0].result if 0 in self.seen else None
-        if others and 0 not in self.found and zero is not None and not zero.passed:
-            self.found[0] = _OwnFailure(unpassed_failure(zero), RETURNED)
+        if others and 0 not in self.own_failures and zero is not None and not zero.passed:
+            self.own_failures[0] = _OwnFailure(unpassed_failure(zero), RETURNED)
             others.append(0)
         first: dict[int, int | None] = {}
         named: dict[int, set[int]] = {}
@@ -396,27 +402,26 @@ class _Case:
                     named.setdefault(iteration if isinstance(iteration, int) else 0, set()).add(rank)
         for number, at in first.items():
             if at is not None and None not in first.values():
-                self.found[number] = replace(self.found[number], at=float(at))
+                self.own_failures[number] = replace(self.own_failures[number], at=float(at))
         ranks = named[min(named)] if named else set()
         return min(ranks) if len(others) > 1 and len(ranks) == 1 and ranks <= {*others} else None
 
     # The rank that others waited for.
 
     def _explain_wait(self) -> None:
-        """Find the rank that the others waited for, by stacks and flight recorders.
+        """Find the rank for which the others waited, from stacks and flight recorders.
 
-        Where no stack shows a collective, as when it waits in C++ only, the ranks are missing that have entered fewer
-        than others; of those that others wait for by their stacks, a rank without a stack is not missing when its
-        recorder shows that it has entered as many as any. A rank that was done is missing, or one that was not has
-        entered too much: whichever more ranks than one contradict. Ranks that have entered different collectives wait
-        for nobody.
+        If no stack shows a collective, because the waits are in C++, the ranks that have entered fewer collectives than
+        others are missing. A rank without a stack is not missing if its recorder shows as many collectives as any. If
+        some ranks were done and others waited, either the former are missing or the latter have entered too much:
+        whichever the smaller side is. Ranks that have entered different collectives wait for nobody.
         """
-        ranks, found = self.ranks, self.found
-        hung = {number for number, own in found.items() if own.hung}
-        gave_up = {number for number, own in found.items() if own.weight in (GAVE_UP, PEER_LOST)}
-        order = sorted((found[number].weight, found[number].at, number) for number in gave_up)
+        ranks, own_failures = self.ranks, self.own_failures
+        hung = {number for number, own in own_failures.items() if own.hung}
+        gave_up = {number for number, own in own_failures.items() if own.weight in (GAVE_UP, PEER_LOST)}
+        order = sorted((own_failures[number].weight, own_failures[number].at, number) for number in gave_up)
         waited = order[0][2] if order and not hung else None
-        lost = waited is not None and found[waited].weight == PEER_LOST
+        lost = waited is not None and own_failures[waited].weight == PEER_LOST
         unseen = self._unseen(lost=lost, at_deadline=waited is None)
         waiting = {number for number in ranks.keys() - unseen if self._is_waiting(number, hung, gave_up)}
         entered = {number: rank.collectives for number, rank in ranks.items() if rank.collectives}
@@ -424,9 +429,9 @@ class _Case:
         sizes = {number: each for number, rank in ranks.items() if (each := sizes_in(rank.complaint)) is not None}
         mismatch = find_mismatch(entered, world_size, sizes) or find_rejecting(entered, sizes, world_size)
         behind, level = positions(entered)
-        newest = {number for number in level & found.keys() if not ranks[number].location}
+        newest = {number for number in level & own_failures.keys() if not ranks[number].location}
         missing = ranks.keys() - waiting - unseen - newest if waiting else behind
-        done, late = missing - found.keys(), missing & found.keys()
+        done, late = missing - own_failures.keys(), missing & own_failures.keys()
         if lost:  # one that ran has left its group, where all others have lost a peer in a collective ahead of it
             late = late & behind if len(late) == 1 else set()
         missing = late or done
@@ -434,7 +439,7 @@ class _Case:
 
         confidence: Confidence = "likely"
         blamed, grounds = missing, f"{rank_names(present)} waited for it"
-        if late and all(found[number].weight == UNHEARD for number in late):
+        if late and all(own_failures[number].weight == UNHEARD for number in late):
             blamed = {min(late)}  # they are lost together
         several = f"{rank_names(present)} waited for {rank_names(blamed)}" if len(blamed) > 1 and present else ""
         if mismatch is not None:
@@ -474,13 +479,13 @@ class _Case:
         self.waiting, self.unseen, self.waited = present, unseen, waited
 
     def _unseen(self, *, lost: bool, at_deadline: bool) -> set[int]:
-        """Ranks that ended, or went on, before they could be asked where they were."""
-        # A script, and a rank of an outer launcher, is asked for its stack only when its deadline has passed. One that
-        # was ended when another gave up may have waited as well, and is not missing.
+        """Ranks that ended or went on before they could be asked where they were."""
+        # Ranks of a script or of an outer launcher are asked for stacks only after their deadline. One that was ended
+        # when another gave up may have waited as well, and is not missing.
         asked = at_deadline or self.trial.launcher in ("elastic", "torchrun")
         own_limits = [rank.overdue for rank in self.ranks.values() if rank.overdue is not None]
-        unseen = {number for number, own in self.found.items() if own.is_echo}
-        for number, own in self.found.items() if not lost else ():
+        unseen = {number for number, own in self.own_failures.items() if own.is_echo}
+        for number, own in self.own_failures.items() if not lost else ():
             rank = self.ranks[number]
             if own.hung and own_limits:
                 # It ended, or reported, between the first limit and its own.
@@ -494,11 +499,11 @@ class _Case:
     def _is_waiting(self, number: int, hung: set[int], gave_up: set[int]) -> bool:
         location = self.ranks[number].location
         if location is not None and location.collective is not None:
-            return not hung or number in hung or number not in self.found
+            return not hung or number in hung or number not in self.own_failures
         return not hung and number in gave_up
 
     def _where(self, number: int, unseen: set[int]) -> str:
-        rank, own = self.ranks[number], self.found.get(number)
+        rank, own = self.ranks[number], self.own_failures.get(number)
         if number in unseen:
             return "where it was is not known"
         if own is None and (rank.location is None or rank.location.collective is None):
@@ -520,15 +525,15 @@ class _Case:
     # The verdict.
 
     def _failure(self) -> Failure | None:
-        first, found = self.first, self.found
+        first, own_failures = self.first, self.own_failures
         if first is None:
             return None
         rank, confidence, grounds = self.ranks[first], self.confidence, self.grounds
         if first == self.blamed and self.waited is not None:
-            # Of a rank for which others have waited until they gave up: the failure of the first that did.
-            failure = replace(found[self.waited].failure, rank=first, message=self.wait_text, stacks=rank.stacks)
+            # Others waited for this rank until they gave up: show the failure of the first that did.
+            failure = replace(own_failures[self.waited].failure, rank=first, message=self.wait_text, stacks=rank.stacks)
             return replace(failure, confidence=confidence, evidence=grounds)
-        own = found[first]
+        own = own_failures[first]
         message = own.failure.message or own.failure.type or "no message"
         lost = [number for number, each in self.ranks.items() if not each.is_heard_of]
         if own.weight == UNHEARD and first in lost:
@@ -550,7 +555,7 @@ class _Case:
         elif first == self.named:
             grounds = "the failure_details of the results name it first"
         elif self.root is None and own.weight < GAVE_UP and not own.hung:
-            alike = all(_words(found[number].failure) == _words(own.failure) for number in self.tied)
+            alike = all(_words(own_failures[number].failure) == _words(own.failure) for number in self.tied)
             confidence = "unknown"
             hosts = {self.ranks[number].host for number in self.tied}
             how = (
@@ -560,9 +565,9 @@ class _Case:
         elif self.root is None:
             confidence, grounds = "unknown", self.several or "no rank shows a failure that the others could follow from"
         else:
-            others = found.keys() - {first}
-            ended = {number for number in others if found[number].follows}
-            followed = {number for number in others if found[number].weight in (GAVE_UP, PEER_LOST)}
+            others = own_failures.keys() - {first}
+            ended = {number for number in others if own_failures[number].follows}
+            followed = {number for number in others if own_failures[number].weight in (GAVE_UP, PEER_LOST)}
             rest = others - ended - followed
             said = [f"{rank_names(followed)} lost a peer, or waited for one"] if followed else []
             said += [f"{rank_names(ended)} ended because of another rank"] if ended else []
@@ -574,7 +579,7 @@ class _Case:
         return replace(own.failure, rank=self.root, message=message, confidence=confidence, evidence=grounds)
 
     def _record(self, rank: RankEvidence) -> RankRecord:
-        own, blame, seen = self.found.get(rank.rank), self._blame(rank.rank), self.seen[rank.rank]
+        own, blame, seen = self.own_failures.get(rank.rank), self._blame(rank.rank), self.seen[rank.rank]
         failure = None if own is None else replace(own.failure, rank=rank.rank)
         hung = own is not None and own.hung
         if failure is not None and rank.location is not None and (hung or blame == "cause"):
@@ -583,7 +588,7 @@ class _Case:
         if pid is None:  # its parent does not know it
             pid = ((seen.env or {}).get("process") or {}).get("pid")
         if code is None and rank.is_heard_of and not hung and self.first_failure is None:
-            ended_unseen = any(each.weight == ENDED_UNSEEN for each in self.found.values())
+            ended_unseen = any(each.weight == ENDED_UNSEEN for each in self.own_failures.values())
             code = None if ended_unseen else 0
         return RankRecord(
             rank=rank.rank,
@@ -615,7 +620,7 @@ class _Case:
         return busy * max(each.number for each in rank.collectives) / steps
 
     def _blame(self, number: int) -> Blame | None:
-        own = self.found.get(number)
+        own = self.own_failures.get(number)
         if number == self.root or (self.first is None and number == self.blamed):
             return "cause"
         if own is None:
@@ -627,17 +632,19 @@ class _Case:
             if own.hung or asked or (number in self.unseen and not own.is_echo):
                 return "unknown"
         if self.first is None and own.weight < GAVE_UP and own.failure.phase == "cleanup":
-            lower = (other for other in self.found if other < number)  # the first in its cleanup
-            if not any(self.found[it].failure.phase == "cleanup" and not self.found[it].follows for it in lower):
+            lower = (other for other in self.own_failures if other < number)  # the first in its cleanup
+            if not any(
+                self.own_failures[it].failure.phase == "cleanup" and not self.own_failures[it].follows for it in lower
+            ):
                 return "cause"
         if own.follows:
             return "collateral"
-        lighter = self.first is None or self.found.get(self.first, own).weight < own.weight or self.is_wait
+        lighter = self.first is None or self.own_failures.get(self.first, own).weight < own.weight or self.is_wait
         return "collateral" if own.weight >= GAVE_UP and lighter else "unknown"
 
 
 def _is_bare_exit(failure: Failure) -> bool:
-    """Whether it says no more than an exit code."""
+    """Whether the failure says no more than an exit code."""
     return failure.type == "SystemExit" and failure.message == f"sys.exit({failure.exit_code})"
 
 
@@ -647,7 +654,7 @@ def _weight_of(failure: Failure, complaint: str | None) -> int:
     if failure.kind != "signal":
         relation, otherwise = relation_to_a_peer(failure), RAISED
     elif failure.signal == "SIGABRT":
-        # It follows from other faults (an uncaught C++ exception) more often than it causes them.
+        # An abort (an uncaught C++ exception) follows from other faults more often than it causes them.
         relation, otherwise = None if complaint is None else relation_in(complaint), ABORTED
     else:
         return FATAL
@@ -661,15 +668,15 @@ def _is_equal(first: _OwnFailure, other: _OwnFailure) -> bool:
 
 
 def _words(failure: Failure) -> tuple[str | None, ...]:
-    """What is the same of failures that have the same cause."""
+    """What failures with the same cause have in common."""
     words = re.sub(r"\d+", "#", failure.message)
     return failure.kind, failure.type, failure.signal, f"{failure.exit_code} {words}"
 
 
-def agent_failure(trial: TrialEvidence) -> Failure | None:
-    """Why the agent ended, unless it ended as it should; in its own words, with the option that mends it.
+def agent_failure(trial: AttemptEvidence) -> Failure | None:
+    """Why the agent failed, in its own words, with the option that helps; ``None`` if it ended as it should.
 
-    One that was ended, and one in a process of its own, failed in the phase that the first rank was in.
+    An agent that was ended, or that had its own process, failed in the phase in which the first rank was.
     """
     agent = trial.agent
     if agent is None or (agent.error is None and not agent.returncode):
@@ -684,7 +691,7 @@ def agent_failure(trial: TrialEvidence) -> Failure | None:
     code = agent.returncode or 0
     if code < 0:
         name = signal_name(-code)
-        return Failure(phase, "signal", f"{agent.name} was ended by {name} in {place(phase)}", signal=name)
+        return Failure(phase, "signal", f"{agent.name} was ended by {name} in {describe_phase(phase)}", signal=name)
     if agent.error is not None:
         text = f"{agent.error.get('type', '')}: {agent.error['message']}"
         hint = next((f"; {hint}" for pattern, hint in _HINTS.items() if re.search(pattern, text)), "")

@@ -1,4 +1,4 @@
-"""Reading what a process has left that crashed, hung or gave up."""
+"""Reads what a process left that crashed, hung or gave up: stacks, tracebacks and last lines."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.common.texts import own_message, read_tail
+from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.diagnosis.evidence import Location
 from pytest_aorta.trials.lines import is_of_metrics, plain_line
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.trials.records import Failure
+from pytest_aorta.trials.tracebacks import (
+    HEADING,
+    RAISED,
+    Frame,
+    RaisedException,
+    exceptions_in,
+    own_message,
+    threads_in,
+    type_and_message,
+)
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.outcome import Observation
 
 
-#: A thread's heading, and one of its frames, innermost first, as faulthandler writes them.
-_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
-_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.+)')
-
 #: Bytes of a dump that are looked at.
 _LOOKED_AT = 2**20
 
-#: Files of libraries and of the interpreter, which the workload calls.
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")
-
-#: Those of the interpreter that run no program.
+#: Files of the interpreter, except ``runpy``, which runs the program.
 _STANDARD = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/|runpy\.py)|^<(?!frozen runpy)")
 
-#: Those of this package, and functions that it puts into programs (``sitecustomize``).
+#: Files of this package, and functions that it puts into programs (``sitecustomize``).
 _OURS = re.compile(r"/pytest_aorta/|^<aorta>$")
 
 #: Functions that only call others.
@@ -44,49 +47,27 @@ _WRAPPERS = {"wrapper", "inner", "wrapped", "decorate_context", "_fn", "<lambda>
 _COLLECTIVES = "/torch/distributed/distributed_c10d.py"
 
 
-@dataclass(frozen=True)
-class Frame:
-    file: str
-    line: int
-    name: str
-
-
 def read_dump(path: Path) -> list[list[Frame]]:
     """The first dump in a file; empty when there is none: the process has not reacted to the signal."""
     try:
         with path.open("rb") as file:
-            return parse_dump(file.read(_LOOKED_AT).decode(errors="replace"))
+            return threads_in(file.read(_LOOKED_AT).decode(errors="replace"))
     except OSError:
         return []
 
 
-def parse_dump(text: str) -> list[list[Frame]]:
-    """The threads of the first dump in a text, each with its innermost frame first; the main thread is the last."""
-    threads: list[list[Frame]] = []
-    before = ""
-    for line in text.splitlines():
-        if _THREAD.match(line):
-            if before:  # an empty line is between two threads, not between two dumps
-                break
-            threads.append([])
-        elif threads and (found := _FRAME.match(line)):
-            threads[-1].append(Frame(found["file"], int(found["line"]), found["name"]))
-        before = line
-    return threads
-
-
 def locate(threads: list[list[Frame]], source: str | None = None) -> Location | None:
-    """Where the main thread was, by a frame of the workload's code, whose file is ``source``."""
+    """Where the main thread was, as a place in the workload's code, whose file is ``source``."""
     if not threads or not threads[-1]:
         return None
     frames = threads[-1]
-    # Frames of the workload are those inside of this package's, which calls the standard library as well.
+    # Frames of the workload are called by this package, which also calls the standard library.
     until = next((at for at, frame in enumerate(frames) if _OURS.search(frame.file)), len(frames))
     inner = frames[:until]
     if until < len(frames) and all(frame.file != source and _STANDARD.search(frame.file) for frame in inner):
         return None
     frames = inner
-    of_workload = (at for at, frame in enumerate(frames) if frame.file == source or not _LIBRARY.search(frame.file))
+    of_workload = (at for at, frame in enumerate(frames) if frame.file == source or not frame.is_of_a_library)
     own = next(of_workload, 0)
     of_torch = (frame.name for frame in reversed(frames) if frame.file.endswith(_COLLECTIVES))
     collective = next((name for name in of_torch if not name.startswith("_") and name not in _WRAPPERS), None)
@@ -106,7 +87,7 @@ def locate(threads: list[list[Frame]], source: str | None = None) -> Location | 
 def imports_a_library(threads: Sequence[Sequence[Frame]]) -> bool:
     """Whether the main thread imports an installed package or a module of Python, and runs no code of the program."""
     frames = threads[-1] if threads else []
-    inner = itertools.takewhile(lambda frame: _LIBRARY.search(frame.file) is not None, frames)
+    inner = itertools.takewhile(lambda frame: frame.is_of_a_library, frames)
     return any(frame.file.startswith("<frozen importlib") for frame in inner)
 
 
@@ -121,21 +102,21 @@ def waits_for_a_child(threads: Sequence[Sequence[Frame]]) -> bool:
 _OF_CHILDREN = re.compile(r"/lib/python3\.\d+/(subprocess|multiprocessing/(popen_\w+|process|pool|connection))\.py$")
 
 
-#: A line on which a lock is waited for; of another context manager, which is made by a call, the name has brackets.
+#: A line that takes a lock. A context manager that is made by a call has brackets, and is no lock.
 _TAKES_LOCK = re.compile(r"\s*with\s+([\w.\[\]]+)\s*(?:,.*)?:|.*?([\w.\[\]]+)\.acquire\(")
 
-#: Modules in which a thread waits for what another one does.
+#: Modules in which a thread waits for another one.
 _WAITS = re.compile(r"/lib/python3\.\d+/(threading|queue|concurrent/futures/\w+)\.py$")
 
-#: Places of locks that are named.
+#: Number of locks that are named.
 _PLACES = 4
 
 
 def waits_for_locks(threads: Sequence[Sequence[Frame]]) -> str | None:
     """``left waits for lock b at hang.py:6, right for lock a at :10``, where the main thread waits as well.
 
-    In the order of the places, so that the same deadlock is the same text. ``None`` where no source is found, or the
-    main thread does something else, or it alone waits for a lock.
+    Sorted by place, so that the same deadlock gives the same text. ``None`` if no source is found, if the main thread
+    does something else, or if it alone waits for a lock.
     """
     *others, of_main = [_lock_of(frames) for frames in threads]
     if not any(others) or (of_main is None and not _WAITS.search(threads[-1][0].file)):
@@ -151,25 +132,25 @@ def waits_for_locks(threads: Sequence[Sequence[Frame]]) -> str | None:
 
 
 def _lock_of(frames: Sequence[Frame]) -> tuple[str, int, str, str] | None:
-    """File, line, function and lock, where a thread waits for one."""
+    """File, line, function and lock if the thread waits for a lock."""
     at = next((at for at, frame in enumerate(frames) if not _WAITS.search(frame.file)), None)
-    if at is None or (at and frames[at - 1].name not in ("acquire", "__enter__")) or _LIBRARY.search(frames[at].file):
+    if at is None or (at and frames[at - 1].name not in ("acquire", "__enter__")) or frames[at].is_of_a_library:
         return None
     frame = frames[at]
     with contextlib.suppress(OSError, IndexError):
         source = Path(frame.file).read_text(errors="replace").splitlines()[frame.line - 1]
-        if found := _TAKES_LOCK.match(source):
-            return frame.file, frame.line, frame.name.replace("<module>", "main"), found[1] or found[2]
+        if match := _TAKES_LOCK.match(source):
+            return frame.file, frame.line, frame.name.replace("<module>", "main"), match[1] or match[2]
     return None
 
 
 #: Bytes read from the end of a log.
 _TAIL = 2**16
 
-#: Characters that are kept.
+#: Characters that are kept of a text.
 _KEPT = 2**15
 
-#: The first line of faulthandler's.
+#: The first line that faulthandler writes in a crash.
 _FATAL = re.compile(r"^(?:\[rank\d+\]: ?)?Fatal Python error: ", re.MULTILINE)
 
 #: Lines that explain an abort: of the C++ runtime, ``assert`` and the allocator of glibc, and the runtime of ROCm.
@@ -181,34 +162,28 @@ _LAST_WORDS = re.compile(
     re.MULTILINE,
 )
 
-#: Of the lines before the stacks, those that are searched for such words.
+#: Number of lines before the stacks in which such words are searched.
 _LINES_BEFORE = 60
 
 
 def crash_text(stderr: Path | None) -> str | None:
-    """The end of a log, from the words that explain the crash on; ``None`` where there are neither these nor stacks."""
+    """The end of a log, from the words that explain the crash; ``None`` without such words and without stacks."""
     if stderr is None:
         return None
     text = read_tail(stderr, _TAIL)
-    fatal = max((found.start() for found in _FATAL.finditer(text)), default=None)
+    fatal = max((match.start() for match in _FATAL.finditer(text)), default=None)
     recent = "\n".join(text[:fatal].splitlines()[-_LINES_BEFORE:])
-    words = [found[0] for found in _LAST_WORDS.finditer(recent)]
+    words = [match[0] for match in _LAST_WORDS.finditer(recent)]
     if fatal is None and not words:
         return None
     stacks = [] if fatal is None else [text[fatal:].rstrip()]
     return "\n".join([*words, *stacks])[:_KEPT]
 
 
-_HEADING = "Traceback (most recent call last):"
-_FRAME_OF_TRACEBACK = re.compile(r'^ +File "([^"]*)", line \d+, in .*$', re.MULTILINE)
-
 #: What torch puts before each line once the ranks know of each other.
 _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 
-#: The line that ends a traceback.
-_RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: (?P<message>.*))?")
-
-#: Of the lines after the first one of NCCL's error, those before what its last error was.
+#: Lines after the first one of an NCCL error within which ``Last error:`` comes.
 _LINES_OF_NCCL = 3
 
 #: Exit code of an interpreter that an exception has ended.
@@ -216,7 +191,7 @@ _UNCAUGHT = 1
 
 
 def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path | str | None) -> Failure:
-    """The failure of a process in its ``run``."""
+    """The failure in ``run`` of a process that ended with ``code``."""
     if code < 0:
         name = signal_name(-code)
         if (raised := _printed(stderr, crashed=True)) is not None:
@@ -237,25 +212,25 @@ def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path
 
 
 def _printed(stderr: Path | str | None, *, crashed: bool = False) -> Failure | None:
-    """The last traceback of a log; other lines may follow it, as libraries complain when a process ends.
+    """The failure in the last traceback of a log; other lines may follow, as libraries complain when a process ends.
 
-    Where the interpreter has ``crashed``, only of an exception that was ending it: torch may abort such a process
-    while its threads still run. A crash within a call has other causes than what was logged before it.
+    If the interpreter has ``crashed``, only an exception counts that was ending it: torch may abort such a process
+    while its threads still run. A crash within a call has other causes than an exception that was logged before.
     """
     text = read_tail(stderr, _TAIL) if isinstance(stderr, Path) else stderr or ""
     lines = _PREFIX.sub("", text).splitlines()
-    starts = [number for number, line in enumerate(lines) if line == _HEADING]
+    starts = [number for number, line in enumerate(lines) if line == HEADING]
     if not starts:
         return None
     for number, line in enumerate(lines[starts[-1] + 1 :], starts[-1] + 1):
-        if line.startswith(" ") or not _RAISED.fullmatch(line):
+        if line.startswith(" ") or not RAISED.fullmatch(line):
             continue
         after = lines[number + 1 :]
         if crashed:
             stacks = after[next((at for at, each in enumerate(after) if _FATAL.match(each)), len(after)) :]
-            if "  <no Python frame>" not in stacks or any(map(_FRAME.match, stacks)):
+            if "  <no Python frame>" not in stacks or any(threads_in("\n".join(stacks))):
                 return None
-        # An error of NCCL is in several lines.
+        # An error of NCCL has several lines.
         last = next((at for at, each in enumerate(after[:_LINES_OF_NCCL]) if each.startswith("Last error:")), None)
         raised = [line, *([] if last is None else after[: last + 2])]
         return _exception("\n".join(raised), "\n".join(lines[starts[-1] : number + 1]))
@@ -263,11 +238,8 @@ def _printed(stderr: Path | str | None, *, crashed: bool = False) -> Failure | N
 
 
 def _exception(text: str, traceback: str | None) -> Failure:
-    found = _RAISED.fullmatch(text.partition("\n")[0])
-    if found is None:
-        return Failure("run", "exception", text, traceback=traceback)
-    message = text[found.end("type") :].removeprefix(": ")
-    return Failure("run", "exception", own_message(message), found["type"].rpartition(".")[2], traceback)
+    kind, message = type_and_message(text)
+    return Failure("run", "exception", message if kind is None else own_message(message), kind, traceback)
 
 
 #: The peer is gone: gloo, TCPStore, NCCL and RCCL.
@@ -289,14 +261,14 @@ _GAVE_UP = re.compile(
     re.IGNORECASE,
 )
 
-#: gloo has got more from a peer than the collective takes that this rank has entered: ``op.nbytes. 64 vs 48.``
+#: gloo got more bytes from a peer than this rank's collective takes: ``op.nbytes. 64 vs 48.``
 _OTHER_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
 def sizes_in(complaint: str | None) -> tuple[int, int] | None:
-    """Of a rank that has got more bytes than it expected in a collective: how many came, and how many it expected."""
-    found = None if complaint is None else _OTHER_SIZE.search(complaint)
-    return None if found is None else (int(found[1]), int(found[2]))
+    """Bytes that came and bytes that were expected, if a rank complains that it got more than it expected."""
+    sizes = None if complaint is None else _OTHER_SIZE.search(complaint)
+    return None if sizes is None else (int(sizes[1]), int(sizes[2]))
 
 
 #: Words of torch.distributed and its backends. A dataset or a server of the user's says "Connection reset" as well.
@@ -306,49 +278,36 @@ _OF_TORCH = re.compile(
     re.IGNORECASE,
 )
 _TYPES_OF_TORCH = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
-_CHAINED = re.compile(
-    r"^(?:The above exception was the direct cause of the following exception:"
-    r"|During handling of the above exception, another exception occurred:)$",
-    re.MULTILINE,
-)
-
 #: What a failure, or a line of a log, says of another rank.
 Relation = Literal["peer lost", "gave up"]
 
 
 def relation_to_a_peer(failure: Failure) -> Relation | None:
-    """Whether a failure follows from another rank: it, or one that it is chained to, is of torch.distributed.
+    """Whether a failure follows from another rank, because it or one of its causes comes from torch.distributed.
 
-    That is so where its type says so, where its innermost frame is there, or where its message names a part of it.
+    That is so if its type says so, if its innermost frame is there, or if its message names a part of
+    torch.distributed.
     """
-    parts = [part for part in _CHAINED.split(failure.traceback or "") if part.strip()] or [""]
-    for part in parts:
-        *_, (file, said) = [
-            ("", part),
-            *((found[1], part[found.end() :]) for found in _FRAME_OF_TRACEBACK.finditer(part)),
-        ]
-        type_name, text = failure.type, failure.message
-        if part is not parts[-1]:
-            lines = [line for line in said.splitlines() if line and not line.startswith(" ")]
-            raised = _exception("\n".join(lines), None)
-            type_name, text = raised.type, raised.message
-        of_torch = type_name in _TYPES_OF_TORCH or "/torch/distributed/" in file
-        if (relation := relation_in(text, of_torch=of_torch)) is not None:
+    *causes, last = exceptions_in(failure.traceback or "") or [RaisedException((), None, "")]
+    for raised in (*causes, replace(last, type=failure.type, message=failure.message)):
+        in_torch = bool(raised.frames) and "/torch/distributed/" in raised.frames[0].file
+        of_torch = in_torch or raised.type in _TYPES_OF_TORCH
+        if (relation := relation_in(raised.message, of_torch=of_torch)) is not None:
             return relation
     return None
 
 
 def relation_in(text: str, *, of_torch: bool = False) -> Relation | None:
-    """What a text says of another rank, if it is ``of_torch`` or names a part of it."""
+    """What a text says of another rank, if it is ``of_torch`` or names a part of torch.distributed."""
     if not of_torch and _OF_TORCH.search(text) is None:
         return None
     return "gave up" if _GAVE_UP.search(text) else "peer lost" if _PEER_LOST.search(text) else None
 
 
 def complaint_in(log: str, *, of_all: bool = False) -> str | None:
-    """The last line of a log in which a library says that another rank is lost, or did not come.
+    """The last line of a log in which a library says that another rank is lost or did not come.
 
-    ``of_all``: the ranks share the log; only what ends a process counts, and not what others have raised.
+    ``of_all``: the ranks share the log; then only lines count that a process writes as it is ended.
     """
     lines = [line.strip() for line in log.splitlines() if relation_in(line)]
     lines = [line for line in lines if not of_all or "what():" in line or "Watchdog" in line]
@@ -365,11 +324,11 @@ _NAMED = re.compile(
 
 
 def last_words(logs: Sequence[Path], most: int) -> Failure | None:
-    """The exception that a process has logged before it ended: the first one in the last ``most`` lines of a log.
+    """The exception that a process logged before it ended: the first one in the last ``most`` lines of a log.
 
     Many programs catch what is raised, log it and exit. ``at`` is the time of the last write to that log.
     """
-    found = []
+    failures = []
     for path in logs:
         lines = [line.strip() for line in read_tail(path, _TAIL).splitlines()]
         for line in [line for line in lines if line][-most:]:
@@ -381,9 +340,9 @@ def last_words(logs: Sequence[Path], most: int) -> Failure | None:
                 kind = named["type"].rpartition(".")[2]
                 message = named["message"] or (named["arguments"] or "").strip("'\"") or kind
             with contextlib.suppress(OSError):
-                found.append(Failure("run", "exception", message[:_KEPT], kind, at=path.stat().st_mtime))
+                failures.append(Failure("run", "exception", message[:_KEPT], kind, at=path.stat().st_mtime))
             break
-    return max(found, key=lambda each: each.at or 0.0, default=None)
+    return max(failures, key=lambda each: each.at or 0.0, default=None)
 
 
 #: A line of a library in C++, such as torch's warning of a process group that was not destroyed.
@@ -391,17 +350,17 @@ _OF_A_LIBRARY = re.compile(r"(\[rank\d+\]:)?\[[IWEF]\d{4}\b")
 
 
 def last_line(logs: Sequence[Path]) -> str | None:
-    """The last line that the program has written itself, and that says more than metrics, to the log written last."""
-    found: dict[float, str] = {}
+    """The last line of the program itself that says more than metrics, from the log that was written last."""
+    last_by_time: dict[float, str] = {}
     for path in logs:
         lines = [plain_line(line).strip() for line in read_tail(path, _TAIL).splitlines()]
         own = [line for line in lines if line and not _OF_A_LIBRARY.match(line) and not is_of_metrics(line)]
         with contextlib.suppress(OSError):
-            found.update({path.stat().st_mtime: own[-1][:_KEPT]} if own else {})
-    return found[max(found)] if found else None
+            last_by_time.update({path.stat().st_mtime: own[-1][:_KEPT]} if own else {})
+    return last_by_time[max(last_by_time)] if last_by_time else None
 
 
-#: In a trial's folder: the stacks of its processes, or of those that imported its workload, and what these had written.
+#: In a trial's folder: stacks of its processes, or of the import of its workload; and output of that import.
 STACKS, _OUTPUT = "stacks.log", "import.log"
 
 
@@ -416,6 +375,6 @@ def see_import_hang(
                 if text.strip():
                     (folder / name).write_text(text)
     where = target.rpartition(":")[0]
-    location = locate(parse_dump(stacks), where if where.endswith(".py") else None)
+    location = locate(threads_in(stacks), where if where.endswith(".py") else None)
     seen.phase, seen.timed_out, seen.timeout = "import", True, limit
     seen.location = None if location is None else location.text

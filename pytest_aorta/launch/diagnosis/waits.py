@@ -1,4 +1,4 @@
-"""Who waits for whom in ``torch.distributed``, by the calls in which ranks were: chains that end at one, and rings."""
+"""Who waits for whom in ``torch.distributed``, from the calls in which ranks were: chains and rings."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pytest_aorta.launch.diagnosis.evidence import Collective, Wait, rank_names
 
 @dataclass(frozen=True)
 class WaitGraph:
-    """``edges``: of each rank that waits, the ranks that it waits for.
+    """``edges``: for each waiting rank, the ranks for which it waits.
 
-    Of a collective these are the members of the group that are in another one, or in none. ``places``: of those that
-    are in a collective, its group, and its number if that is known.
+    In a collective, a rank waits for the members of the group that are in another call or in none. ``places``: for each
+    rank in a collective, the group and, if it is known, the number of the collective.
     """
 
     waits: Mapping[int, Wait]
@@ -24,7 +24,7 @@ class WaitGraph:
 
     @classmethod
     def of(cls, waits: Mapping[int, Wait], last: Mapping[int, Collective]) -> WaitGraph:
-        """``waits``: of each rank that was in a call; ``last``: the last collective that it has entered, if known."""
+        """Build it from ``waits``, the call of each rank, and ``last``, the last collective of each, if known."""
         own = {rank: wait for rank, wait in waits.items() if wait.is_collective}
         places: dict[int, tuple[object, ...]] = {rank: tuple(wait.members) for rank, wait in own.items()}
         if own.keys() <= last.keys():
@@ -42,7 +42,7 @@ class WaitGraph:
     def odd(self, world_size: int) -> int | None:
         """The one rank that is in another collective than all others, which are more than half of all ranks.
 
-        These must be members of its group as well: else one of them may have left out what it waits for.
+        These must be members of its group as well: otherwise one of them may have skipped what it waits for.
         """
         counts = Counter(self.places.values()).most_common()
         if (
@@ -62,23 +62,23 @@ class WaitGraph:
 
     def ring(self) -> list[int]:
         """Ranks that wait for each other in a ring, beginning with the lowest; the shortest such ring."""
-        found: list[int] = []
+        ring: list[int] = []
         for start in sorted(self.edges):
             paths, seen = [[start]], {start}
-            while paths and not (found and len(paths[0]) >= len(found)):
+            while paths and not (ring and len(paths[0]) >= len(ring)):
                 path = paths.pop(0)
                 peers = sorted(self.edges.get(path[-1], ()))
                 if start in peers:
-                    found = path
+                    ring = path
                     break
                 new = [peer for peer in peers if peer > start and peer not in seen]
                 seen.update(new)
                 paths += [[*path, peer] for peer in new]
-        return found
+        return ring
 
     @property
     def is_long(self) -> bool:
-        """Whether a rank is waited for that waits itself."""
+        """Whether a chain has more than one link."""
         return any(len(chain) > 2 for chain in self._chains())
 
     def text(self) -> str:

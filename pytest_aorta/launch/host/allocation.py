@@ -1,15 +1,14 @@
-"""The cores and devices of one host, and which of them a trial has while it runs."""
+"""Gives each running trial a share of the cores and devices of one host."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
 
+from pytest_aorta.launch.job import DevicesQuarantined, TrialJob
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.runtime.resources.devices import (
     choose_devices,
@@ -24,51 +23,8 @@ from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import Imposed, SideBySide
 from pytest_aorta.trials.spec import ImposedCounts
 
-#: The first is the one that torch goes by.
+#: Variables that set numbers of threads; torch reads the first one.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-class SlotJob:
-    """One thread runs it, any may cancel it.
-
-    Attributes:
-        host: which host has to run it, as the number of that host; ``None`` for any.
-        urgent: whether it comes before those that are not.
-        cell: of whose jobs each slot takes equally many; ``None`` for one that keeps its place in the queue.
-        round: index of the trial in its cell.
-        cancelled: why it was cancelled, once it was.
-        on_packages: called with the list of installed distributions, once for each host and list.
-    """
-
-    host: int | None = None
-    urgent = False
-    cell: tuple[str, str] | None = None
-    round = 0
-
-    def __init__(self) -> None:
-        self.cancelled: Future[str] = Future()
-        self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
-
-    def run(self, slot: Any) -> None:
-        """Do it on a ``Slot``. Must not raise."""
-
-    def give_up(self, error: Exception | None = None) -> None:
-        """It will not run: it was cancelled before it began, or no host is left, which ``error`` says."""
-
-    def phase_ended(self, phase: Literal["setup", "run"], failed: bool) -> None:
-        """A phase of the trial, or the trial during it, has ended."""
-
-    def warn(self, text: str) -> None:
-        """A warning for the user."""
-
-    def on_cancel(self, callback: Callable[[str], object]) -> None:
-        """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
-        self.cancelled.add_done_callback(lambda done: callback(done.result()))
-
-    def cancel(self, why: str) -> None:
-        """Call what was registered with ``on_cancel``; once."""
-        with contextlib.suppress(InvalidStateError):  # again
-            self.cancelled.set_result(why)
 
 
 @dataclass(frozen=True)
@@ -84,7 +40,7 @@ class Allocation:
     side_by_side: SideBySide = field(default_factory=SideBySide)
 
     def imposed(self, inherited: Mapping[str, str], overlay: Mapping[str, str]) -> Imposed:
-        """For the record of a trial that inherits some variables and has others as its ``overlay``."""
+        """What the record of a trial says of it, without variables that the trial has from elsewhere."""
         variables = {**self.threads, **self.devices}
         for name in (inherited.keys() - self.devices.keys() | overlay.keys()) & variables.keys():
             del variables[name]
@@ -94,10 +50,6 @@ class Allocation:
             devices=None if self.imposes.devices is None else list(self.device_ids),
             variables=variables,
         )
-
-
-class DevicesQuarantined(Exception):
-    """Processes that cannot be ended hold so many devices that too few are left."""
 
 
 class Allocator:
@@ -113,11 +65,11 @@ class Allocator:
             cores=threads_of(cpus),
             job=os.environ.get("SLURM_JOB_ID"),
         )
-        #: Slots of all workers of this host, and the number of this one's first slot among them.
+        #: Number of slots of all workers of this host, and number of the first slot of this worker.
         self._at_a_time = resources.slots * resources.workers
         self._first = resources.worker * resources.slots
         self._divides = resources.own_cores and self._at_a_time > 1
-        #: Of all slots; ``None`` where cores are not divided, or there are too few.
+        #: Cores of each slot; ``None`` if cores are not divided, or there are too few.
         self._shares = equal_shares(self._at_a_time, cpus) if self._divides else None
         self._found = None if devices is None else find_devices()
         self._leases: Leases | None = None
@@ -131,11 +83,11 @@ class Allocator:
                 raise LaunchModeError(f"--aorta-devices {devices_text(devices)}: {error}") from None
 
     @contextlib.contextmanager
-    def allocate(self, job: SlotJob, slot: int, need: int, cell: object = None) -> Iterator[Allocation]:
-        """The cores of slot ``slot``, and ``need`` devices if devices are leased; waits until so many are free.
+    def allocate(self, job: TrialJob, slot: int, need: int, cell: object = None) -> Iterator[Allocation]:
+        """Allocate the cores of slot ``slot`` and, if devices are leased, ``need`` devices; wait until they are free.
 
-        A ``cell`` comes to all devices equally often, see ``_preferred``; ``None`` for what is no trial. Raises
-        ``LeaseCancelled``, or ``DevicesQuarantined`` where so many will never be free again.
+        A ``cell`` gets all devices equally often, see ``_preferred``; ``None`` is for jobs that are no trials. Raises
+        ``LeaseCancelled``, or ``DevicesQuarantined`` if so many devices will never be free again.
         """
         imposes, number = self.imposes(need), self._first + slot
         shared = Allocation(
@@ -161,7 +113,7 @@ class Allocator:
                 )
 
     def imposes(self, need: int, workload: str | None = None) -> ImposedCounts:
-        """What an allocation for so many processes changes for them.
+        """The limits that an allocation imposes on ``need`` processes.
 
         Raises:
             LaunchModeError: there are fewer devices than a trial of the ``workload`` needs.
@@ -181,10 +133,10 @@ class Allocator:
         return ImposedCounts(threads=max(1, cores // need), cores=cores, devices=devices)
 
     def _preferred(self, devices: Sequence[int], number: int, need: int, cell: object) -> list[int]:
-        """Devices in the order in which they are taken if they are free: parts of ``need`` that are next to each other.
+        """Order in which free devices are taken: groups of ``need`` neighbouring devices.
 
-        Where there is one part for each slot, a slot keeps its own: as slots are balanced over cells, so are devices.
-        Where there are more, the cell takes those that it has had least often.
+        If there is one group per slot, each slot keeps its own: slots are balanced over cells, and so devices are, too.
+        If there are more groups, the cell takes the group that it has had least often.
         """
         parts = [devices[start : start + need] for start in range(0, len(devices), need)]
         has_own = len(devices) // need == self._at_a_time
@@ -195,7 +147,7 @@ class Allocator:
 
         return [device for part in sorted(range(len(parts)), key=rank) for device in parts[part]]
 
-    def _lease(self, leases: Leases, job: SlotJob, need: int, preferred: Sequence[int]) -> Lease:
+    def _lease(self, leases: Leases, job: TrialJob, need: int, preferred: Sequence[int]) -> Lease:
         def too_few() -> bool:
             return need > len(set(leases.devices) - set(self._quarantined))
 
@@ -209,9 +161,9 @@ class Allocator:
         raise DevicesQuarantined(f"{held}, which cannot be ended; a trial takes {need} of the devices that are left")
 
     def quarantine(self, allocation: Allocation, stuck: Sequence[str]) -> None:
-        """Allocate these devices no more, for the processes ``stuck`` cannot be ended.
+        """Stop allocating these devices, because the processes ``stuck`` cannot be ended.
 
-        The locks that these processes have inherited keep other runs away from the devices.
+        These processes hold the locks of the devices, which keeps other runs away from them.
         """
         self._quarantined |= dict.fromkeys(allocation.device_ids, ", ".join(stuck))
         if self._leases is not None:  # the processes may end after all, and leave a device in any state

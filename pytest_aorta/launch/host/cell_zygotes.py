@@ -1,4 +1,4 @@
-"""The zygotes of one host: what the trials of each cell are forked from, and its description of the workload."""
+"""The zygotes of one host, from which the trials of each cell are forked."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_aorta.launch.environment import PreparedCell, TrialOrder, WorkloadInfo, of_start, zygote_spec
+from pytest_aorta.launch.environment import PreparedCell, WorkloadInfo, of_start, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
-from pytest_aorta.launch.host.starts import Start, StartPlan
+from pytest_aorta.launch.host.starts import StartPlan, ZygoteStart
+from pytest_aorta.launch.job import TrialJob
 from pytest_aorta.launch.launch_mode import is_command, resolve_launch
 from pytest_aorta.runtime.zygote import StartLimits, Zygote, ZygoteError, ZygoteSpec, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.runtime.zygote_pool import ZygotePool
@@ -27,12 +28,12 @@ _WARM = 8
 #: Seconds that imports in advance may take.
 _LEARNING = 60.0
 
-#: Whether something is not waited for any more.
+#: Returns whether the caller has stopped waiting.
 Cancelled = Callable[[], bool]
 
 
 class CellZygotes:
-    """Thread-safe: the trials of all slots of the host share it.
+    """The zygotes of all cells; shared by the slots of the host. Thread-safe.
 
     Args:
         resources: of the run.
@@ -44,35 +45,35 @@ class CellZygotes:
         self.lock = threading.Lock()
         self._first = number * resources.workers + resources.worker
         self._step = hosts * resources.workers
-        # A start may run ahead of the trial that needs it on a core that no slot has.
+        # A zygote may be started before its trial on a core that no slot has.
         free = len(os.sched_getaffinity(0)) - resources.slots * resources.workers
         self._free_cores = threading.Semaphore(free) if free > 0 else None
         self._closed = False
         self._cells: dict[str, CellZygote] = {}
         self._plans: dict[str, StartPlan] = {}
-        #: All warnings, and those that were not taken.
+        #: All warnings, and the ones that nobody has taken yet.
         self._warnings: set[str] = set()
         self._new: list[str] = []
 
-    def of(self, order: TrialOrder, allocation: Allocation) -> CellZygote:
-        """What a trial is forked from; raises ``EnvironmentUnusable``."""
-        spec, execution = order.zygote, order.spec.execution
+    def of(self, job: TrialJob, allocation: Allocation) -> CellZygote:
+        """The zygotes of a trial's cell for its devices. Raises ``EnvironmentUnusable``."""
+        spec, execution = job.zygote, job.spec.execution
         if allocation.threads or allocation.devices:
-            spec = zygote_spec(order.spec, order.inherited, allocation.threads, allocation.devices)
+            spec = zygote_spec(job.spec, job.inherited, allocation.threads, allocation.devices)
         isolation = execution.isolation
-        if isolation == "auto" and is_command(order.spec.workload.target):
-            isolation = "fork"  # of the process that watches the command, which starts as typed
+        if isolation == "auto" and is_command(job.spec.workload.target):
+            isolation = "fork"  # of the process that watches the command; the command itself starts as typed
         with self.lock:
-            plan = self._plans.get(order.key)
+            plan = self._plans.get(job.key)
             if plan is None:
-                trials = order.spec.cell_trials
+                trials = job.spec.cell_trials
                 plan = StartPlan(isolation, trials, self._first, self._step, execution.zygotes)
-                self._plans[order.key] = plan
+                self._plans[job.key] = plan
             key = f"{isolation} {execution.isolation} {spec.key}"
             return self._cells.setdefault(key, CellZygote(self, spec, plan))
 
     def run_ahead(self, begin: Callable[[Cancelled], object]) -> None:
-        """Call ``begin`` on a thread of its own, as soon as a core is free of slots and of other starts."""
+        """Call ``begin`` on a thread of its own once a core is free that no slot and no other start uses."""
         free = self._free_cores
         if free is None:
             return
@@ -91,7 +92,7 @@ class CellZygotes:
                 self._new.append(text)
 
     def take_warnings(self) -> list[str]:
-        """Warnings since the last call: which module cannot be forked, and why."""
+        """Warnings since the last call, such as which module cannot be forked, and why."""
         with self.lock:
             new, self._new = self._new, []
         return new
@@ -103,45 +104,45 @@ class CellZygotes:
 
 @dataclass(eq=False)
 class Source:
-    """What a trial is forked from: a zygote of its cell, and its place in the plan.
+    """A zygote of a cell from which trials are forked, and its start in the plan.
 
-    ``learned``: modules that are imported in it in advance. ``users``: trials that run. ``ranks``: specifications of
-    the zygotes of its ranks from rank 1 on, each with hashes of its own, as where each rank is a program.
+    ``learned``: modules that it imports in advance. ``users``: number of its running trials. ``ranks``: specifications
+    of the zygotes of ranks 1 and up; each has a hash seed of its own, as ranks that are programs have.
     """
 
-    start: Start
+    start: ZygoteStart
     learned: tuple[str, ...] = ()
     spec: ZygoteSpec | None = None
     zygote: Zygote | None = None
     users: int = 0
     ranks: tuple[ZygoteSpec, ...] = ()
 
-    def has_no_further_trial(self, order: TrialOrder) -> bool:
-        """Whether a trial is the last one from it: then its process may end as an interpreter does."""
-        spec = order.spec
-        is_last = plan_step(order) == 1 and spec.trial_index + 1 == spec.cell_trials
+    def has_no_further_trial(self, job: TrialJob) -> bool:
+        """Whether a trial is the last one from this source: then its process may exit as an interpreter does."""
+        spec = job.spec
+        is_last = plan_step(job) == 1 and spec.trial_index + 1 == spec.cell_trials
         return self.start.is_spent or (is_last and spec.execution.isolation == "auto")
 
 
 class CellZygote:
-    """The zygotes of the trials of a cell that have equal devices."""
+    """The zygotes of the trials of a cell with equal devices."""
 
     def __init__(self, zygotes: CellZygotes, spec: ZygoteSpec, plan: StartPlan) -> None:
         self._zygotes = zygotes
         self._plan = plan
-        #: Once it is prepared, with the variables that the workload declares for the start of its process.
+        #: After the preparation, it has the variables that the workload declares for the start of its process.
         self._spec = spec
         self._info: WorkloadInfo | None = None
-        #: What the first start has found of machine and software, for those that follow.
+        #: Facts of machine and software from the first start, handed to the later ones.
         self._static: dict[str, Any] | None = None
         self._error: ZygoteError | None = None
         self._is_forkable = True
-        #: Ranks that have zygotes of their own.
+        #: Number of ranks with zygotes of their own.
         self._nproc = 1
-        #: What several trials share now; what waits for a trial, perhaps still starting.
+        #: The source that several trials share now, and the one that waits for a trial, perhaps still starting.
         self._shared: Source | None = None
         self._waiting: Source | None = None
-        #: What trials have imported, so that it is imported in advance for those that follow; whether that is all.
+        #: Modules that trials imported and that later zygotes import in advance; whether the list is complete.
         self._learned: tuple[str, ...] = ()
         self.has_learned = False
         self._note: str | None = None
@@ -150,12 +151,13 @@ class CellZygote:
     def reason(self) -> str:
         return self._plan.reason
 
-    def prepare(self, order: TrialOrder, allocation: Allocation, cancelled: Cancelled) -> PreparedCell:
-        """Import the workload, unless that has been done, and plan the launch of its trials.
+    def prepare_cell(self, job: TrialJob, allocation: Allocation, cancelled: Cancelled) -> PreparedCell:
+        """Import the workload if no zygote has yet, and plan the launch of its trials.
 
-        Raises ``ConfigError``, ``LaunchModeError``, or a ``ZygoteError``: ``ZygoteUnwanted`` once it is cancelled.
+        Raises ``ConfigError``, ``LaunchModeError`` or a ``ZygoteError``, which is ``ZygoteUnwanted`` once it is
+        cancelled.
         """
-        workload, limits, pool, warn = order.spec.workload, start_limits(order), self._zygotes.pool, self._zygotes.warn
+        workload, limits, pool, warn = job.spec.workload, start_limits(job), self._zygotes.pool, self._zygotes.warn
         longest, spec = min(limits.load or limits.total, limits.total), self._spec
         while self._info is None:
             error = self._error
@@ -165,7 +167,7 @@ class CellZygote:
                 if self._waiting is None:
                     self._waiting = Source(self._plan.new_start())
                 first = self._waiting
-            first.spec = self._numbered(spec, order, first)
+            first.spec = self._numbered(spec, job, first)
             try:
                 zygote = pool.acquire(first.spec, limits, cancelled)
             except ZygoteUnwanted:
@@ -188,7 +190,7 @@ class CellZygote:
                 if digest is None:
                     warn(f"data_files of {workload.name} names {path!r}, which is not there")
             self._is_forkable = not zygote.against_forking
-            if zygote.against_forking and order.spec.execution.isolation in ("auto", "fork"):
+            if zygote.against_forking and job.spec.execution.isolation in ("auto", "fork"):
                 warn(
                     f"importing {info.source or workload.target} {', '.join(zygote.against_forking)}; a fork would not "
                     f"be safe, so every trial of {workload.name} starts a fresh interpreter (as with "
@@ -198,24 +200,24 @@ class CellZygote:
                 warn(text)
             around = dict(info.surroundings)
             around["variables"] = variables = dict(around.get("variables", {}))
-            for name in allocation.imposed(order.inherited.variables, {}).variables.keys() & variables.keys():
+            for name in allocation.imposed(job.inherited.variables, {}).variables.keys() & variables.keys():
                 del variables[name]
             self._spec, self._info = spec, info.model_copy(update={"surroundings": around})
         if self._info.config_error is not None:
             raise ConfigError(self._info.config_error)
-        plan = resolve_launch(order.spec, self._info.launch_mode, self._info.min_world_size)
+        plan = resolve_launch(job.spec, self._info.launch_mode, self._info.min_world_size)
         return PreparedCell(self._info, plan, allocation.imposes)
 
-    def _numbered(self, spec: ZygoteSpec, order: TrialOrder, source: Source) -> ZygoteSpec:
-        """The specification of a start: with its hash seed, unless it only watches a command."""
-        if is_command(order.spec.workload.target) and order.spec.execution.isolation == "auto":
+    def _numbered(self, spec: ZygoteSpec, job: TrialJob, source: Source) -> ZygoteSpec:
+        """Specify a start; it gets a hash seed unless it only watches a command."""
+        if is_command(job.spec.workload.target) and job.spec.execution.isolation == "auto":
             return spec
         if self._static is not None:
             spec = replace(spec, argument={**spec.argument, "static": self._static})
-        return of_start(spec, source.start.index, order.hash_seed(source.start.index))
+        return of_start(spec, source.start.index, job.hash_seed(source.start.index))
 
     def _take(self, trial: int) -> Source:
-        """The source of a trial; the lock is held."""
+        """Choose the source of a trial; the caller holds the lock."""
         quota = self._plan.quota(trial)
         shared, learned = self._shared, self._learned if quota > 1 else ()
         if quota == 1 and not self._plan.is_sentinel(trial):
@@ -238,18 +240,18 @@ class CellZygote:
             self._shared = waiting
         return waiting
 
-    def acquire(self, order: TrialOrder, allocation: Allocation, seed: int, cancelled: Cancelled) -> Source:
-        """What a trial of the prepared cell is forked from; a ``fresh`` one where the workload cannot be forked.
+    def acquire(self, job: TrialJob, allocation: Allocation, seed: int, cancelled: Cancelled) -> Source:
+        """Get the source of a trial of the prepared cell; a ``fresh`` one if the workload cannot be forked.
 
-        What a trial has imported within its timeout has as long to be imported in advance.
+        Imports in advance may take as long as the timeout of the trial that showed them.
         """
-        spec, limits, trial = order.spec, start_limits(order), order.spec.trial_index
+        spec, limits, trial = job.spec, start_limits(job), job.spec.trial_index
         if spec.execution.isolation == "spawn" or not self._is_forkable:
             with self._zygotes.lock:
                 source = Source(self._plan.new_start(), users=1)
                 source.start.given = 1
-            fresh = zygote_spec(spec, order.inherited, allocation.threads, allocation.devices, seed)
-            source.spec = self._numbered(replace(fresh, environ=self._spec.environ), order, source)
+            fresh = zygote_spec(spec, job.inherited, allocation.threads, allocation.devices, seed)
+            source.spec = self._numbered(replace(fresh, environ=self._spec.environ), job, source)
             source.zygote = Zygote(source.spec)
             source.zygote.wait_ready(cancelled=cancelled)
             return source
@@ -257,7 +259,7 @@ class CellZygote:
             before = self._shared
             source = self._take(trial)
         try:
-            self._start(source, order, allocation, limits, cancelled)
+            self._start(source, job, allocation, limits, cancelled)
         except BaseException:
             with self._zygotes.lock:
                 source.users -= 1
@@ -266,15 +268,15 @@ class CellZygote:
             raise
         if before is not None and before is not source:
             self._retire(before)
-        self._start_ahead(order, allocation, limits)
+        self._start_ahead(job, allocation, limits)
         return source
 
     def _start(
-        self, source: Source, order: TrialOrder, allocation: Allocation, limits: StartLimits, cancelled: Cancelled
+        self, source: Source, job: TrialJob, allocation: Allocation, limits: StartLimits, cancelled: Cancelled
     ) -> None:
-        """Start the zygote of a source, unless that has been done."""
+        """Start the zygote of a source if it has none yet."""
         pool = self._zygotes.pool
-        own = _LEARNING if order.timeout is None else min(order.timeout, _LEARNING)
+        own = _LEARNING if job.timeout is None else min(job.timeout, _LEARNING)
         learning = replace(limits, grace=0.0, total=min(limits.total, own + (limits.load or _LEARNING)))
         while True:
             if source.spec is None:
@@ -282,7 +284,7 @@ class CellZygote:
                 if modules:
                     cores = None if allocation.cores is None else sorted(allocation.cores)
                     spec = replace(spec, argument={**spec.argument, "learned": list(modules), "cores": cores})
-                source.spec = self._numbered(spec, order, source)
+                source.spec = self._numbered(spec, job, source)
             modules = source.learned
             try:
                 zygote = pool.acquire(source.spec, learning if modules else limits, cancelled)
@@ -308,12 +310,12 @@ class CellZygote:
                 if modules:
                     zygote.load_sec = None  # the trial that showed what to import has that time in its record
 
-    def acquire_ranks(self, source: Source, order: TrialOrder, nproc: int, cancelled: Cancelled) -> list[Zygote]:
-        """The zygotes of the ranks of a source; all but the first, which is its own, are to be given back.
+    def acquire_ranks(self, source: Source, job: TrialJob, nproc: int, cancelled: Cancelled) -> list[Zygote]:
+        """Get the zygotes of the ranks of a source, the source's own first; the caller gives the others back.
 
         They are started side by side.
         """
-        pool, limits, index = self._zygotes.pool, start_limits(order), source.start.index
+        pool, limits, index = self._zygotes.pool, start_limits(job), source.start.index
         with self._zygotes.lock:
             self._nproc = nproc
             is_new = not source.ranks
@@ -321,16 +323,16 @@ class CellZygote:
                 of_ranks = []
                 for rank in range(1, nproc):
                     argument = {**self._spec.argument, "rank": rank, "static": self._static}
-                    seed = rank_hash_seed(order.hash_seed(index), rank)
+                    seed = rank_hash_seed(job.hash_seed(index), rank)
                     of_ranks.append(of_start(replace(self._spec, argument=argument, rehearse=None), index, seed))
                 source.ranks = tuple(of_ranks)
-        found: list[Zygote | ZygoteError] = [ZygoteUnwanted("not started")] * (nproc - 1)
+        started: list[Zygote | ZygoteError] = [ZygoteUnwanted("not started")] * (nproc - 1)
 
         def start(number: int, spec: ZygoteSpec) -> None:
             try:
-                found[number] = pool.acquire(spec, limits, cancelled)
+                started[number] = pool.acquire(spec, limits, cancelled)
             except ZygoteError as error:
-                found[number] = error
+                started[number] = error
 
         began = time.monotonic()
         # A thread has to live until its zygote is ready.
@@ -339,8 +341,8 @@ class CellZygote:
             thread.start()
         for thread in threads:
             thread.join()
-        zygotes = [each for each in found if isinstance(each, Zygote)]
-        for error in found:
+        zygotes = [each for each in started if isinstance(each, Zygote)]
+        for error in started:
             if isinstance(error, ZygoteError):
                 for zygote in zygotes:
                     pool.release(zygote)
@@ -351,9 +353,9 @@ class CellZygote:
                 self._plan.start_sec[-1] += time.monotonic() - began
         return [source.zygote, *zygotes]
 
-    def _start_ahead(self, order: TrialOrder, allocation: Allocation, limits: StartLimits) -> None:
-        """Have the source of the next trial start while the present one runs, where a core is free."""
-        following, plan = order.spec.trial_index + plan_step(order), self._plan
+    def _start_ahead(self, job: TrialJob, allocation: Allocation, limits: StartLimits) -> None:
+        """Start the source of the next trial while this one runs, if a core is free."""
+        following, plan = job.spec.trial_index + plan_step(job), self._plan
         with self._zygotes.lock:
             if self._waiting is not None or plan.isolation != "auto" or 0 < plan.trials <= following:
                 return
@@ -367,17 +369,17 @@ class CellZygote:
 
         def begin(cancelled: Cancelled) -> None:
             with contextlib.suppress(ZygoteError):  # which the trial will meet
-                self._start(source, order, allocation, limits, cancelled)
+                self._start(source, job, allocation, limits, cancelled)
                 assert source.zygote is not None
                 self._zygotes.pool.release(source.zygote)
                 if self._nproc > 1:
-                    for zygote in self.acquire_ranks(source, order, self._nproc, cancelled)[1:]:
+                    for zygote in self.acquire_ranks(source, job, self._nproc, cancelled)[1:]:
                         self._zygotes.pool.release(zygote)
 
         self._zygotes.run_ahead(begin)
 
     def _retire(self, source: Source) -> None:
-        """Close the zygote of a source that nobody will ask for again, once no trial of it runs."""
+        """Close the zygotes of a source that gets no more trials, once none of its trials runs."""
         if source.spec is not None and source.users == 0 and self._shared is not source:
             for spec in (source.spec, *source.ranks):
                 self._zygotes.pool.discard(spec)
@@ -392,9 +394,10 @@ class CellZygote:
         passed: bool | None = None,
         sec: float = 0.0,
     ) -> None:
-        """Give back what was acquired when the trial is over, and note in ``seen`` what was imported for it.
+        """Give back a source when its trial is over, and note in ``seen`` which modules were imported in advance.
 
-        ``forked``: whether the trial has shown what could be. ``passed`` and ``sec``: as of ``StartPlan.ended``.
+        ``forked``: whether the trial was forked, so that its imports can be learned. ``passed``, ``sec``: see
+        ``StartPlan.ended``.
         """
         zygote = source.zygote
         assert zygote is not None
@@ -420,13 +423,13 @@ class CellZygote:
         self._retire(source)
 
 
-def plan_step(order: TrialOrder) -> int:
-    """From a trial to the next one of its cell on this host, if slots, workers and hosts take turns."""
-    resources = order.spec.resources
+def plan_step(job: TrialJob) -> int:
+    """Distance between two trials of a cell on one slot, if slots, workers and hosts take turns."""
+    resources = job.spec.resources
     return resources.slots * resources.workers * max(1, len(resources.hosts))
 
 
-def start_limits(order: TrialOrder) -> StartLimits:
-    """An import has a trial's deadline for itself; what the workload gives as its own is known only after it."""
-    limits = order.spec.limits
-    return StartLimits(load=limits.timeout if order.timeout is None else order.timeout, grace=limits.grace)
+def start_limits(job: TrialJob) -> StartLimits:
+    """Limits of a start. Its import may take as long as a trial; the workload's own timeout is known only after it."""
+    limits = job.spec.limits
+    return StartLimits(load=limits.timeout if job.timeout is None else job.timeout, grace=limits.grace)

@@ -1,4 +1,4 @@
-"""Collectors of a trial: what they need before it starts, and what they have found when its processes are gone."""
+"""Collectors of a trial: what they need before it starts, and their findings when its processes are gone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 
 from pytest_aorta.collectors.contract import FOLDER, Collector, CollectorError, Context
 from pytest_aorta.launch.child.rank_files import read_log
-from pytest_aorta.launch.environment import TrialOrder, interpreter
+from pytest_aorta.launch.environment import interpreter
+from pytest_aorta.launch.job import TrialJob
 from pytest_aorta.launch.launch_mode import LaunchModeError, is_command
-from pytest_aorta.trials.command_line import words_of
+from pytest_aorta.trials.command_line import command_words
 from pytest_aorta.trials.records import RankRecord
 from pytest_aorta.trials.result import Collected
 
@@ -26,7 +27,7 @@ LIMIT = 2**29
 #: Seconds for a summary.
 _PATIENCE = 120.0
 
-#: Problems that are kept of each.
+#: Problems that are kept of each collector.
 _MOST = 10
 
 _PROGRAM = """
@@ -41,41 +42,41 @@ print_summary(asked, to_plain)
 """
 
 
-def prepared(order: TrialOrder, collectors: Mapping[str, Collector]) -> TrialOrder:
-    """The order of a trial with what its collectors need before it starts.
+def with_collectors(job: TrialJob, collectors: Mapping[str, Collector]) -> TrialJob:
+    """A trial with the variables and the prefix that its collectors need.
 
     Raises:
         LaunchModeError: one of them cannot be used for it.
     """
-    spec = order.spec
+    spec = job.spec
     variables: dict[str, str] = {}
     prefix: tuple[str, ...] = ()
-    words = words_of(spec.overrides["command"]) if is_command(spec.workload.target) else ()
+    words = command_words(spec.overrides["command"]) if is_command(spec.workload.target) else ()
     for name, collector in collectors.items():
         context = Context(
-            folder=(order.folder / FOLDER / name).absolute(),
+            folder=(job.folder / FOLDER / name).absolute(),
             target=spec.workload.target,
             command=tuple(words),
             python=interpreter(spec.environment),
-            environ={**order.inherited.variables, **spec.overlay},
+            environ={**job.inherited.variables, **spec.overlay},
             nproc=spec.execution.nproc,
         )
         try:
-            found = collector.prepare(context)
+            needs = collector.prepare(context)
         except Exception as error:
             said = str(error) if isinstance(error, CollectorError) else f"{type(error).__name__}: {error}"
             raise LaunchModeError(f"--aorta-collect {name}: {said}") from error
-        twice = sorted(found.variables.keys() & (variables.keys() | spec.overlay.keys()))
+        twice = sorted(needs.variables.keys() & (variables.keys() | spec.overlay.keys()))
         if twice:
             raise LaunchModeError(f"--aorta-collect {name} sets {twice[0]}, which the cell or another collector sets")
-        variables |= found.variables
-        prefix = (*found.prefix, *prefix)
+        variables |= needs.variables
+        prefix = (*needs.prefix, *prefix)
     if not variables and not prefix:
-        return order
+        return job
     environment = replace(spec.environment, launcher=(*spec.environment.launcher, *prefix))
     execution = replace(spec.execution, isolation="spawn")
     overlay = {**spec.overlay, **variables}
-    return replace(order, spec=replace(spec, environment=environment, execution=execution, overlay=overlay))
+    return job.with_spec(replace(spec, environment=environment, execution=execution, overlay=overlay))
 
 
 def make_folders(folder: Path, collectors: Mapping[str, Collector]) -> None:
@@ -85,20 +86,20 @@ def make_folders(folder: Path, collectors: Mapping[str, Collector]) -> None:
 
 
 def collected(folder: Path, collectors: Mapping[str, Collector], ranks: Sequence[RankRecord]) -> dict[str, Collected]:
-    """What they have found in the folder of a trial whose processes are gone."""
+    """Their findings in the folder of a trial whose processes are gone."""
     own = folder / FOLDER
     processes = read_log(own / "processes.jsonl") or []
     stems = _rename(own, processes, {rank.pid: rank.rank for rank in ranks if rank.pid is not None})
     begun = sorted({int(stem.removeprefix("rank_")) for stem in stems if stem.startswith("rank_")})
-    found = {name: _one(own / name, collector, begun, processes) for name, collector in collectors.items()}
+    collected = {name: _one(own / name, collector, begun, processes) for name, collector in collectors.items()}
     with contextlib.suppress(OSError):
         (own / "processes.jsonl").unlink(missing_ok=True)
         own.rmdir()  # only when it is empty
-    return found
+    return collected
 
 
 def _rename(own: Path, processes: Sequence[Mapping[str, Any]], ranks: Mapping[int, int]) -> set[str]:
-    """Give files of processes the names of their ranks; a process alone is rank 0. The stems of all that have begun."""
+    """Rename files of processes after their ranks; a single process is rank 0. Returns the stems of started ones."""
     started = [entry for entry in processes if entry["what"] == "started"]
     wrote = {path.name.partition(".")[0] for path in own.glob("*/process_*")}
     alone = len(wrote) == 1 and not any(entry["rank"] is not None for entry in processes)
@@ -125,7 +126,7 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
         problems += [f"{path.stem}: {entry.get('error')}" for entry in read_log(path) or ()]
         path.unlink(missing_ok=True)
     problems += _shrink(folder)
-    found: dict[str, Any] = {"sentence": "", "data": {}, "artifacts": []}
+    summary: dict[str, Any] = {"sentence": "", "data": {}, "artifacts": []}
     cls = type(collector)
     if cls.summarize is not Collector.summarize:
         asked = {
@@ -141,29 +142,29 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
                 why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
                 problems.append(f"its summary failed: {why}")
             else:
-                found = json.loads(done.stdout)
+                summary = json.loads(done.stdout)
         except subprocess.TimeoutExpired:
             problems.append(f"its summary failed: TimeoutError: it took longer than {_PATIENCE:.0f} s")
         except Exception as error:
             problems.append(f"its summary failed: {type(error).__name__}: {error}")
     with contextlib.suppress(OSError):
         folder.rmdir()
-    # Of third-party code: a record names files of the trial only.
+    # The collector may be third-party code: a record names files of the trial only.
     inside = folder.resolve()
-    left = map(Path, found["artifacts"])
+    left = map(Path, summary["artifacts"])
     own = [path for path in left if path.exists() and path.resolve().is_relative_to(inside)]
     artifacts = [str(inside.relative_to(inside.parents[2]) / path.resolve().relative_to(inside)) for path in own]
     return Collected(
         options=dict(collector.given),
-        sentence=found["sentence"],
-        data=found["data"],
+        sentence=summary["sentence"],
+        data=summary["data"],
         problems=problems[:_MOST],
         artifacts=artifacts,
     )
 
 
 def _shrink(folder: Path) -> list[str]:
-    """Remove the largest files of a collector that has left too much; what was removed."""
+    """Remove the largest files of a collector that has left too much; returns what was removed."""
     sizes = {path: path.lstat().st_size for path in folder.rglob("*") if path.is_file()}
     total, removed = sum(sizes.values()), []
     for path, size in sorted(sizes.items(), key=lambda item: item[1], reverse=True):

@@ -1,4 +1,4 @@
-"""The folders of a trial: for files that are kept, a TMPDIR, its working directory, which trials may share.
+"""The folders of a trial: one for files that are kept, a TMPDIR, and its working directory, which trials may share.
 
 Every trial has a private TMPDIR, ``<TMPDIR>/aorta-tmp-XXXXXXXX/<number>``. The folder of a run holds a lock file that
 is locked as long as the run lives. What killed runs have left is removed by the next run on this host with the same
@@ -36,10 +36,10 @@ from pytest_aorta.runtime.resources.leases import (
 from pytest_aorta.trials.execution import FILES, KEPT_DAYS, TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.seeding import command_seed
 
-#: What processes leave in TMPDIR when they are killed: multiprocessing's folders of sockets, pipes of torch's agents.
+#: Files that killed processes leave in TMPDIR: multiprocessing's folders of sockets, pipes of torch's agents.
 _SOCKETS, _PIPES = "pymp-*", "watchdog_timer_*"
 
-#: Longest path of a run's folder in bytes. A socket's path has at most 107, and libraries append 35 and more to TMPDIR.
+#: Longest path of a run's folder in bytes. A socket's path has 107 at most, and libraries append 35 or more to TMPDIR.
 _LIMIT = 40
 
 
@@ -47,21 +47,20 @@ class TemporaryFolders:
     """The private TMPDIRs of the trials of this process. Thread-safe.
 
     Args:
-        launcher: process that has started this one as a rank among several; they share the TMPDIRs.
+        launcher: id of the process that has started this one as one of several ranks, which share the TMPDIRs.
     """
 
     def __init__(self, launcher: int | None = None) -> None:
         self._launcher = launcher
-        #: Folders of this run, perhaps by a short name, by the TMPDIR that they replace; numbers of trials there.
+        #: Folders of this run by the TMPDIR that they replace, perhaps under a short name; number of trials in each.
         self._roots: dict[str | None, tuple[Path, UsedFolder, Iterator[int]]] = {}
         self._uses: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def make(self, replaced: str | None, trial: str) -> Path:
-        """An empty folder that no running trial has, on the file system of the TMPDIR that it replaces.
+        """Make an empty folder for a trial, on the file system of the TMPDIR that it replaces.
 
-        The default one stands for ``None`` and for one that cannot be used. ``trial`` is a name that is the same in all
-        ranks.
+        The default TMPDIR replaces ``None`` and one that cannot be used. ``trial``: a name that is equal in all ranks.
         """
         with self._lock:
             if replaced not in self._roots:
@@ -92,7 +91,7 @@ class TemporaryFolders:
         return path
 
     def remove(self, path: Path, *, keep: bool) -> bool:
-        """After the end of a trial: remove its TMPDIR, or ``keep`` it, unless it is empty; whether it is kept."""
+        """Remove the TMPDIR of an ended trial, or ``keep`` it unless it is empty; returns whether it is kept."""
         for left in path.glob(_SOCKETS):
             shutil.rmtree(left, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -108,7 +107,7 @@ class TemporaryFolders:
         return False
 
     def close(self) -> None:
-        """Remove what is left; the last one of several ranks does."""
+        """Remove what is left, in the last of several ranks."""
         with self._lock:
             for path, used, _ in self._roots.values():
                 used.close()
@@ -124,14 +123,14 @@ def _shared_folder(base: Path, launcher: int) -> Path:
     folder = base / f"{PREFIX}{launcher}-{started}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     return folder
 
 
 def _link(short: Path, folder: Path) -> Path:
-    """A ``short`` name for a folder; the folder where it cannot be made."""
+    """Link a ``short`` name to a folder; returns the folder itself if that fails."""
     try:
         short.symlink_to(folder)
     except FileExistsError:
@@ -144,8 +143,8 @@ def _link(short: Path, folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class TrialFolders:
-    """What a trial has for itself."""
+class PrivateFolders:
+    """The folders that a trial has for itself."""
 
     index: int
     files: Path
@@ -155,15 +154,15 @@ class TrialFolders:
     shared: bool = False
 
     def variables(self, overlay: Iterable[str], seed: int | None = None) -> dict[str, str]:
-        """What the trial finds in its environment, but for what its ``overlay`` sets; ``seed``: for a command."""
-        found = {TRIAL_INDEX: str(self.index), TRIAL: str(self.index), TRIAL_DIR: str(self.files)}
+        """Variables that tell the trial its folders, except those in its ``overlay``; ``seed``: for a command."""
+        variables = {TRIAL_INDEX: str(self.index), TRIAL: str(self.index), TRIAL_DIR: str(self.files)}
         if seed is not None:
-            found[TRIAL_SEED] = str(command_seed(seed))
+            variables[TRIAL_SEED] = str(command_seed(seed))
         if self.tmp is not None:
-            found["TMPDIR"] = str(self.tmp)
-        for name in found.keys() & overlay:
-            del found[name]
-        return found
+            variables["TMPDIR"] = str(self.tmp)
+        for name in variables.keys() & overlay:
+            del variables[name]
+        return variables
 
 
 def make_place(
@@ -174,12 +173,12 @@ def make_place(
     *,
     ranks: bool = False,
     shared: bool = False,
-) -> TrialFolders:
-    """A place for a trial with the artifacts ``folder``, where trials otherwise have the variables ``environ``.
+) -> PrivateFolders:
+    """Make the private folders of a trial; ``folder`` is for its artifacts, ``environ`` has its other variables.
 
-    ``ranks``: whether it starts some. ``shared``: whether it is one of several ranks' of an outer launcher. Only rank 0
-    makes the folder of files, because it moves an earlier trial's away before. The others' processes make it after they
-    have met, where it is missing still.
+    ``ranks``: whether the trial starts ranks. ``shared``: whether this process is one of several ranks of an outer
+    launcher. Only rank 0 makes the folder of files, because it first moves an earlier trial's away. The other ranks
+    make it after they have met, if it is still missing.
     """
     rank = own_rank() if shared else 0
     if rank > 0:
@@ -193,16 +192,16 @@ def make_place(
         sockets = tmp.with_name(f"{tmp.name}.s") if ranks else None
         if sockets is not None:
             sockets.mkdir(0o700, exist_ok=True)  # left of a trial whose process could not be ended
-        return TrialFolders(index, files, tmp, sockets, shared=shared)
+        return PrivateFolders(index, files, tmp, sockets, shared=shared)
     except OSError as error:  # a full disk: the trial may do without
         problem = f"no TMPDIR of its own: {error}" if rank == 0 else None
-        return TrialFolders(index, files, None, problem=problem, shared=shared)
+        return PrivateFolders(index, files, None, problem=problem, shared=shared)
 
 
 def clear_place(
-    place: TrialFolders, temporary: TemporaryFolders, *, failed: bool, in_use: bool = False
+    place: PrivateFolders, temporary: TemporaryFolders, *, failed: bool, in_use: bool = False
 ) -> dict[str, str]:
-    """After the end of a trial: remove what is not kept; the rest as ``artifacts`` of the record."""
+    """Remove what is not kept of a trial that has ended; returns the rest as ``artifacts`` of its record."""
     kept: dict[str, str] = {}
     if place.sockets is not None and not in_use:
         shutil.rmtree(place.sockets, ignore_errors=True)
@@ -218,19 +217,19 @@ def clear_place(
     return kept
 
 
-# Working directories: a copy for a trial, and what trials leave for each other in one that they share.
+# Working directories: a copy for each trial, and a warning about files that trials leave in a shared one.
 
 _FICLONE = 0x40049409  # as ioctl_ficlonerange(2) has it
 
-#: What a virtual environment has.
+#: The file by which a virtual environment is known.
 _OF_VENV = "pyvenv.cfg"
 
 
 def copy_folder(source: Path, target: Path, results: Path) -> None:
-    """Copy what lies in a folder to an empty one, sharing blocks where the file system can.
+    """Copy the content of a folder into an empty one; files share blocks if the file system can do that.
 
-    Links to ``.git`` and to virtual environments stand for these. The ``results`` of the run, to which ``target``
-    belongs, are left out.
+    ``.git`` and virtual environments become links. The ``results`` of the run, to which ``target`` belongs, are left
+    out.
     """
     for entry in os.scandir(source):
         path, copy = Path(entry.path), target / entry.name
@@ -260,7 +259,7 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def remove_unchanged(folder: Path, source: Path) -> None:
-    """After the end of a trial: remove from its copy of ``source`` what it has neither made nor changed."""
+    """Remove from a trial's copy of ``source`` what the trial has neither made nor changed."""
     for root, folders, names in os.walk(folder, topdown=False):
         for path in (Path(root, name) for name in (*folders, *names)):
             with contextlib.suppress(OSError):
@@ -271,10 +270,10 @@ def remove_unchanged(folder: Path, source: Path) -> None:
                     path.unlink()
 
 
-#: Files of a folder, and of all of them, that are looked at.
+#: Files that are looked at, in one folder and in all.
 _MOST_IN_FOLDER, _MOST = 500, 2000
 
-#: After the first few looks, one is taken when so many times the duration of the last one have passed.
+#: After the first few looks, the time between two looks is so many times the duration of the last one.
 _FIRST, _TIMES = 5, 50
 
 #: Files that a warning names.
@@ -286,10 +285,10 @@ Seen = dict[str, dict[str, tuple[int, int]]]
 
 
 class SharedFolder:
-    """Notices, once, that files appear or change in a folder while trials run there. Thread-safe.
+    """Warns once if files appear or change in a working directory while trials run there. Thread-safe.
 
-    Hidden files, those of pytest's own output and the ``results`` do not count. Of a large tree, only folders with few
-    files are looked at, until there are too many.
+    Hidden files, pytest's own output and the ``results`` do not count. In a large tree, only folders with few files are
+    looked at, up to a number of files.
     """
 
     def __init__(self, folder: str, results: str | None) -> None:
@@ -302,19 +301,19 @@ class SharedFolder:
         self._seen = self._look()
 
     def warning(self) -> str | None:
-        """A trial has ended: what the user should know, the first time that there is something."""
+        """Look after the end of a trial; returns a warning the first time that there is a change."""
         with self._lock:
             if self._is_over or time.monotonic() < self._next:
                 return None
             before, self._seen = self._seen, self._look()
-            found = []
+            changed = []
             for folder in before.keys() & self._seen.keys():
                 for name, _ in self._seen[folder].items() - before[folder].items():
-                    found.append(os.path.join(folder, name))
-            self._is_over = bool(found)
-        if not found:
+                    changed.append(os.path.join(folder, name))
+            self._is_over = bool(changed)
+        if not changed:
             return None
-        names = ", ".join(first_names(sorted(found), _FILES_NAMED))
+        names = ", ".join(first_names(sorted(changed), _FILES_NAMED))
         return (
             f"files in the working directory appeared or changed while trials ran: {names}; one trial may find what "
             "another has left (--aorta-cwd fresh or copy)"
@@ -322,7 +321,7 @@ class SharedFolder:
 
     def _look(self) -> Seen:
         began = time.monotonic()
-        # What this process, or the one that has started it, has open: what their output goes to is among it.
+        # Files that this process or its parent has open, such as the file that their output goes to.
         outputs = set()
         for pid in (os.getpid(), os.getppid()):
             with contextlib.suppress(OSError):
@@ -338,7 +337,7 @@ class SharedFolder:
             if len(folders) + len(names) > _MOST_IN_FOLDER or count > _MOST:
                 folders.clear()
                 continue
-            found = seen[root[len(self._folder) + 1 :]] = {}
+            files = seen[root[len(self._folder) + 1 :]] = {}
             for name in (*folders, *names):
                 path = os.path.join(root, name)
                 is_hidden = name.startswith(".") or name in _NO_FILES
@@ -346,12 +345,12 @@ class SharedFolder:
                     if name in folders:
                         folders.remove(name)
                 elif name in folders:
-                    found[f"{name}/"] = (0, 0)
+                    files[f"{name}/"] = (0, 0)
                 else:
                     with contextlib.suppress(OSError):
                         status = os.stat(path)
                         if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in outputs:
-                            found[name] = (status.st_size, status.st_mtime_ns)
+                            files[name] = (status.st_size, status.st_mtime_ns)
         ended = time.monotonic()
         self._looks += 1
         self._next = ended + (_TIMES * (ended - began) if self._looks >= _FIRST else 0)

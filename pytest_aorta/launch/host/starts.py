@@ -1,7 +1,7 @@
-"""How many trials of a cell come from one start: from one prepared process, which its forks share the draws of.
+"""How many trials of a cell are forked from one start, that is from one prepared process.
 
-A start draws its hash seed, its address layout and what the imports draw; trials that are forked from it have these in
-common. A cell has as many starts as cost allows, more while each of its starts has only passed or only failed trials.
+A start draws its hash seed, its address layout and what its imports draw; trials that are forked from it share these. A
+cell has as many starts as cost allows, and more while each start has only passed or only failed trials.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from dataclasses import dataclass, field
 
 from pytest_aorta.launch.launch_mode import FORKS
 
-#: A start that takes less than so many seconds, or keeps a core busy for less, is made for each trial.
+#: Each trial gets a start of its own if a start takes less than so many seconds, or keeps a core busy for less.
 QUICK, QUICK_CPU = 0.5, 0.35
 
-#: What starts may cost, as a part of the time of the trials.
+#: Largest cost of starts, as a fraction of the time of the trials.
 SHARE = 0.25
 
-#: A cell of N trials has at least min(5, N / 8) starts, and while all of them are pure up to 12.
+#: A cell of N trials has at least min(5, N / 8) starts, and up to 12 while no start has passed and failed trials.
 _LEAST, _TRIALS_OF_ONE, _MOST = 5, 8, 12
 
-#: Seconds of starts that a cell may have at any rate for the sake of pure starts.
+#: Seconds that a cell may always spend on further starts while no start has passed and failed trials.
 _BUDGET = 30.0
 
-#: Trials of a cell without a number that is known before, as far as the length of a start is concerned.
+#: Assumed number of trials of a cell whose number of trials is not known.
 _OPEN = 40
 
-#: Every so many trials, one is a process of its own, to be compared with the others; at this level.
+#: One trial of so many is a process of its own, to compare forks with; level of that test.
 _SENTINEL, _LEVEL = 20, 0.01
 
 
 @dataclass(eq=False)
-class Start:
-    """One process that trials of a cell are forked from.
+class ZygoteStart:
+    """One process from which trials of a cell are forked.
 
     Attributes:
         index: its number in the cell.
@@ -74,22 +74,22 @@ class StartPlan:
     number: int = 0
     step: int = 1
     fixed: int | None = None
-    starts: list[Start] = field(default_factory=list)
-    #: Seconds of the starts and trials so far, and what a start has taken of a core.
+    starts: list[ZygoteStart] = field(default_factory=list)
+    #: Seconds that starts and trials took so far; seconds of a core that one start took.
     start_sec: list[float] = field(default_factory=list)
     start_cpu_sec: float = math.inf
     trial_sec: list[float] = field(default_factory=list)
-    #: Whether forks were found to end otherwise than processes of their own.
+    #: Whether forks have proved to fail more or less often than processes of their own.
     forks_differ: bool = False
 
     @property
     def count(self) -> int:
-        """Trials that the length of a start is reckoned with."""
+        """Number of trials from which the length of a start is computed."""
         return self.trials or _OPEN
 
     @property
     def reason(self) -> str:
-        """What was chosen, and why, for a reader."""
+        """The choice and its reason, for the user."""
         if self.isolation == "fork":
             return FORKS
         if self.isolation == "spawn":
@@ -106,26 +106,26 @@ class StartPlan:
             return f"a process for each trial: {costs}"
         return f"up to {math.ceil(self._quota())} trials from one start: {costs}"
 
-    def new_start(self) -> Start:
-        start = Start(self.number + self.step * len(self.starts))
+    def new_start(self) -> ZygoteStart:
+        start = ZygoteStart(self.number + self.step * len(self.starts))
         self.starts.append(start)
         return start
 
     def is_sentinel(self, trial: int) -> bool:
-        """Whether a trial is a process of its own in any case, in cells that have several starts."""
+        """Whether a trial is always a process of its own, in a cell with several starts."""
         several = self.isolation == "auto" and self.fixed is None and self.count > _TRIALS_OF_ONE
         return several and (trial < 2 or trial % _SENTINEL == 0)
 
     def quota(self, trial: int) -> float:
-        """How many trials the start that ``trial`` comes from serves, that trial among them."""
+        """Number of trials, ``trial`` included, that the start of ``trial`` serves."""
         if self.isolation == "fork":
             return math.inf
         if self.isolation == "spawn" or self.forks_differ or self.is_sentinel(trial) or self._is_cheap():
             return 1
         return self._quota()
 
-    def ended(self, start: Start, passed: bool | None, sec: float) -> None:
-        """A trial has ended; ``passed`` is ``None`` for one that says nothing."""
+    def ended(self, start: ZygoteStart, passed: bool | None, sec: float) -> None:
+        """Note the end of a trial; ``passed`` is ``None`` if it says nothing about the workload."""
         self.trial_sec.append(sec)
         if passed is None:
             return
@@ -135,7 +135,7 @@ class StartPlan:
             self.forks_differ = differ(self.starts)
 
     def _costs(self) -> tuple[float, float]:
-        """Seconds of a start and of a trial: medians of those so far."""
+        """Median seconds of a start and of a trial so far."""
         start = statistics.median(self.start_sec) if self.start_sec else math.inf
         return start, statistics.median(self.trial_sec) if self.trial_sec else 0.0
 
@@ -156,10 +156,10 @@ class StartPlan:
         return max(1, min(most, max(self.count, _TRIALS_OF_ONE) / wanted))
 
 
-def differ(starts: Sequence[Start]) -> bool:
-    """Whether processes of their own fail more often, or less often, than forks that share a process.
+def differ(starts: Sequence[ZygoteStart]) -> bool:
+    """Whether trials that are processes of their own fail more or less often than forks of a shared process.
 
-    Fisher's exact test at 1 %. A shared start whose trials all ended alike counts as one: its trials may have to.
+    Fisher's exact test at 1 %. A shared start whose trials all ended alike counts as one trial: they may have had to.
     """
     own, shared = [0, 0], [0, 0]
     for start in starts:
@@ -176,7 +176,7 @@ def differ(starts: Sequence[Start]) -> bool:
 
 
 def fisher(one: Sequence[int], other: Sequence[int]) -> float:
-    """The two-sided p value of Fisher's exact test for two rows of counts: of all tables as likely as this or less."""
+    """Two-sided p value of Fisher's exact test for two rows of counts; sums all tables at most as likely as this."""
     first, second, total = sum(one), sum(other), one[0] + other[0]
     ways = [math.comb(first, k) * math.comb(second, total - k) for k in range(total + 1)]
     return sum(each for each in ways if each <= ways[one[0]]) / math.comb(first + second, total)

@@ -1,4 +1,4 @@
-"""Reading the files that the processes of a trial have left, for what they did not report."""
+"""Reads the files that the processes of a trial have left, for what the processes did not report."""
 
 from __future__ import annotations
 
@@ -26,18 +26,15 @@ from pytest_aorta.launch.child.rank_files import (
     has_ended,
     keep_evidence,
     last_attempt,
-    log_event,
-    move_files,
     read_evidence,
     read_processes,
     save_collectives,
     write_exit,
 )
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, AttemptEvidence, Launcher, RankEvidence, RankExit
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event, with_earlier
 from pytest_aorta.launch.diagnosis.traces import (
     STACKS,
-    Frame,
     imports_a_library,
     locate,
     read_dump,
@@ -55,16 +52,15 @@ from pytest_aorta.launch.launch_mode import (
     node_rank,
     own_rank,
 )
-from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.output import RETURNCODE
-from pytest_aorta.trials.records import Event, Failure
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
+from pytest_aorta.trials.tracebacks import Frame
 
-#: Ends of the names of files that stay, and of those that the processes of a trial have exchanged.
+#: Suffixes of files that are kept, and of files that the processes of a trial have exchanged.
 _KEPT = (".log", "error.json", "collectives.json", "evidence.json")
 _EXCHANGED = (".events", ".steps")
 
@@ -79,7 +75,7 @@ _PATIENCE = 30.0
 #: Seconds that another node may be behind with its deadline.
 _NODE_PATIENCE = 5.0
 
-#: Bytes at the end of each of the logs of a command that are searched for what its launcher says.
+#: Bytes at the end of each log of a command in which messages of its launcher are searched.
 _SAID = 2**18
 
 #: Nodes that a message names.
@@ -113,9 +109,9 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
 
 
 class OpenedFiles(NamedTuple):
-    """What the Python processes of a command have told at their end: digests of modules, names of open devices.
+    """What the Python processes of a command told at their end: digests of modules, names of open devices.
 
-    ``modules``: those of installed distributions.
+    ``modules``: modules of installed distributions.
     """
 
     read: dict[str, str]
@@ -124,9 +120,9 @@ class OpenedFiles(NamedTuple):
 
 
 def opened_files(folder: Path, copy: Path | None, project: Path, results: Path | None) -> OpenedFiles | None:
-    """What the trial's processes imported of a ``project``, and elsewhere but installed; ``None`` if none has told.
+    """Files that the trial's processes imported, except installed ones; ``None`` if no process has told.
 
-    ``folder`` of the trial; ``copy``: its own working directory, which stands for the project.
+    ``folder``: of the trial. ``copy``: its own working directory; files in it count as those of the ``project``.
     """
     noted = folder / READS
     try:
@@ -151,7 +147,7 @@ def opened_files(folder: Path, copy: Path | None, project: Path, results: Path |
 
 
 def _rank_to_read(seen: Observation) -> int | None:
-    """That is the cause; of several that may be, the first."""
+    """The rank that is the cause; the first of several that may be."""
     failure = seen.rank_failure
     if failure is None or failure.rank is not None:
         return seen.hung_rank if failure is None else failure.rank
@@ -159,14 +155,14 @@ def _rank_to_read(seen: Observation) -> int | None:
 
 
 def stacks_to_read(seen: Observation, artifacts: dict[str, str]) -> str | None:
-    """The dump to read first: that of the rank that failed or that others waited for, where it is known."""
+    """The dump of stacks to read first: from the rank that failed or for which others waited, if it is known."""
     rank = _rank_to_read(seen)
     of_rank = (record.stacks for record in seen.ranks if record.rank == rank and record.stacks is not None)
     return next(of_rank, artifacts.get("stacks"))
 
 
 def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
-    """The log of the process that has failed, in a trial's ``folder``: of the rank that is the cause, if one is."""
+    """The log of the failed process in a trial's ``folder``: the log of the rank that is the cause, if one is."""
     if seen.rank_failure is None or (rank := _rank_to_read(seen)) is None:
         return folder / "stderr.log"
     logs = (record.stderr for record in seen.ranks if record.rank == rank)
@@ -177,29 +173,16 @@ def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
 # child, and adds its end to its event log. Rank 0 alone reports; it reads the logs of the other ranks of its host.
 
 
-def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
-    """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
-    now, timed_out = time.time(), failure.kind == "timeout"
-    log_event(folder, rank, {"type": "begin", "phase": failure.phase})
-    if not timed_out:
-        end: Event = {"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=now)}
-        log_event(folder, rank, end)
-    if timed_out:
-        write_exit(folder, rank, None, overdue=now)
-    else:
-        write_exit(folder, rank, RankExit(1, at=now, stopped=False))
-
-
 def gather_evidence(
     folder: Path, end: RankExit | None, overdue: float | None, source: str | None, stalled: float | None
-) -> TrialEvidence:
-    """Of all ranks of this host, once their ends are known; ``end`` and ``overdue`` are those of rank 0, this one.
+) -> AttemptEvidence:
+    """Gather the evidence of all ranks of this host after their ends; ``end`` and ``overdue`` are of rank 0.
 
-    ``source`` is the workload's file, ``stalled`` the limit in seconds, where that is why it was ended. Ranks of other
-    hosts are not expected; what they break shows in rank 0's collectives.
+    ``source``: the workload's file. ``stalled``: the limit in seconds, if that is why the trial was ended. Ranks of
+    other hosts are not waited for; what they break shows in rank 0's collectives.
     """
     attempt, world_size = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), int(os.environ["WORLD_SIZE"])
-    trial = TrialEvidence("external", attempt, world_size, stalled=stalled)
+    trial = AttemptEvidence("external", attempt, world_size, stalled=stalled)
     folders = {0: folder}
     for rank in range(1, int(os.environ.get("LOCAL_WORLD_SIZE", world_size))):
         folders[rank] = folder.with_name(f"{folder.name}.rank_{rank}")
@@ -209,49 +192,49 @@ def gather_evidence(
         waited_for -= {rank for rank in waited_for if has_ended(folders[rank], rank)}
         time.sleep(0.01)
     for rank, own in folders.items():
-        found = complete_rank(RankEvidence(rank, rank), own, "", folder.parent, source)
+        evidence = complete_rank(RankEvidence(rank, rank), own, "", folder.parent, source)
         if rank == 0:  # its log may lie on a disk that is full
-            found.exit, found.overdue = end, overdue
-        found.host = socket.gethostname() if found.events is not None else None
-        trial.ranks.append(found)
+            evidence.exit, evidence.overdue = end, overdue
+        evidence.host = socket.gethostname() if evidence.events is not None else None
+        trial.ranks.append(evidence)
         if rank != 0 and rank not in waited_for:
             for file in (event_log, step_file):
                 file(own, rank).unlink(missing_ok=True)
     return trial
 
 
-def with_other_nodes(trial: TrialEvidence, folder: Path, node: int, nodes: int, grace: float) -> TrialEvidence:
-    """After the deadline: on node 0, with what the other nodes have written where all see the results directory."""
+def with_other_nodes(trial: AttemptEvidence, folder: Path, node: int, nodes: int, grace: float) -> AttemptEvidence:
+    """After the deadline, on node 0: add the evidence of the other nodes, if all nodes see the results directory."""
     if node != 0:
         return replace(trial, ranks=trial.own_ranks())
     others = [other for number in range(1, nodes) if (other := node_folder(folder, number)).exists()]
     if trial.group is None:  # they have not met
         others = []
-    found: list[RankEvidence] = []
+    ranks: list[RankEvidence] = []
     network: list[str] = []
     give_up = time.monotonic() + grace + _NODE_PATIENCE
     while others:
         for other in list(others):
             read = read_evidence(evidence_file(other, last_attempt(other)))
-            # The file of an earlier run may lie there, where the node has not come.
+            # If the node has not joined, the file of an earlier run may lie there.
             if read is not None and read.group == trial.group:
-                found += read.ranks
+                ranks += read.ranks
                 network += [read.network] if read.network else []
                 others.remove(other)
         if time.monotonic() > give_up:
             break
         time.sleep(0.05)
-    return replace(trial.with_ranks(found), network="; ".join(network) or None)
+    return replace(trial.with_ranks(ranks), network="; ".join(network) or None)
 
 
 def node_folder(folder: Path, node: int) -> Path:
     return folder.with_name(f"{folder.name}.node_{node}")
 
 
-class TrialFiles:
-    """Completes what was ``seen`` of a trial from the files in its ``folder``, and the ``sockets`` of its ranks.
+class FolderReader:
+    """Completes what was ``seen`` of a trial from the files in its ``folder`` and the ``sockets`` of its ranks.
 
-    ``node_store`` is that at which the nodes of the trial meet, where this host keeps it.
+    ``node_store``: the store at which the nodes of the trial meet, if this host serves it.
     """
 
     def __init__(
@@ -280,7 +263,7 @@ class TrialFiles:
         save_collectives(self._folder, self._sockets)
 
     def read(self, overdue: float | None) -> None:
-        """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""
+        """Read the files after all processes have ended. ``overdue``: the ``time.time()`` when a limit passed."""
         mode, seen = self._cell.plan.mode, self._seen
         if mode == "single":
             if (last := read_steps(step_file(self._folder))) is not None:
@@ -308,7 +291,7 @@ class TrialFiles:
             self._judge(self._evidence(AgentEnd(name, seen.returncode)))
 
     def _locate_in_command(self, threads: list[list[Frame]]) -> None:
-        """Whether a command that was ended by a limit was at its end, in an import, or waited for a child."""
+        """Note whether a command that a limit has ended was exiting, importing, or waiting for a child."""
         seen, of_main = self._seen, threads[-1] if threads else []
         if of_main and all(frame.name != "<module>" for frame in of_main):  # no frame of a module
             seen.phase = "exit"
@@ -323,22 +306,21 @@ class TrialFiles:
                     return
 
     def _read_command(self, overdue: float | None) -> None:
-        """Ranks that the command has started itself say why it has failed; one that has passed needs no reason."""
+        """Let ranks that the command itself has started say why it has failed, unless it has passed."""
         folder, seen = self._folder, self._seen
         said = "".join(read_tail(folder / name, _SAID) for name in ("stdout.log", "stderr.log"))
         processes = read_processes(folder)
         self._children = [each for each in processes if each.parent in {it.pid for it in processes}]
         code = 0 if seen.result is None else seen.result.metrics.get(RETURNCODE, 0)
-        attempts = adopt_ranks(folder, processes, said, code)
+        attempts = adopt_ranks(folder, processes, said, code, self._cell.info.source)
         clear(folder)
-        for attempt in attempts[:-1]:
-            trial = attempt_evidence(folder, attempt, "script", self._cell.info.source)
+        for trial in attempts[:-1]:
             keep_evidence(folder, trial)
             seen.attempts.append(attempt_event(trial)["attempt"])
         if seen.result is not None and seen.result.passed:
-            found = judge(self._evidence()) if attempts else None
-            if found is not None and found.failure is None:
-                seen.see(ranks_event(found))
+            judgement = judge(attempts[-1]) if attempts else None
+            if judgement is not None and judgement.failure is None:
+                seen.see(ranks_event(judgement))
             drop_collectives(folder)
             return
         if not attempts:
@@ -354,7 +336,7 @@ class TrialFiles:
                 failure = failure_below(processes, own) or own
                 seen.failures["run"] = replace(failure, at=own.at)
             return
-        self._judge(self._evidence(overdue=overdue))
+        self._judge(replace(attempts[-1], overdue=overdue, stalled=seen.stalled))
 
     def _read_overdue(self, overdue: float) -> None:
         trial = self._evidence(overdue=overdue)
@@ -378,32 +360,32 @@ class TrialFiles:
             "--aorta-elastic nnodes=MIN:MAX"
         )
 
-    def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> TrialEvidence:
+    def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> AttemptEvidence:
+        is_script = self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET)
         launcher: Launcher = "torchrun" if self._cell.plan.mode == "torchrun" else "elastic"
-        if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET, COMMAND_TARGET):
-            launcher = "script"
-            move_files(self._folder, read_processes(self._folder))
-            clear(self._folder)
         source, attempt, stalled = self._cell.info.source, last_attempt(self._folder), self._seen.stalled
         limits = {"overdue": overdue, "stalled": stalled}
-        return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, **limits)
+        kind: Launcher = "script" if is_script else launcher
+        trial = attempt_evidence(self._folder, attempt, kind, source, agent=agent, **limits)
+        clear(self._folder)
+        return trial
 
-    def _judge(self, trial: TrialEvidence) -> None:
-        found, seen = with_earlier(judge(trial), self._seen.attempts), self._seen
-        if found.failure is not None or found.cleanup is not None:
+    def _judge(self, trial: AttemptEvidence) -> None:
+        judgement, seen = with_earlier(judge(trial), self._seen.attempts), self._seen
+        if judgement.failure is not None or judgement.cleanup is not None:
             keep_evidence(self._folder, trial)
-        seen.see(ranks_event(found))
-        if found.location is not None:
-            seen.location, seen.hung_rank = found.location, found.hung_rank
-            failure = next((record.failure for record in found.ranks if record.rank == found.hung_rank), None)
+        seen.see(ranks_event(judgement))
+        if judgement.location is not None:
+            seen.location, seen.hung_rank = judgement.location, judgement.hung_rank
+            failure = next((record.failure for record in judgement.ranks if record.rank == judgement.hung_rank), None)
             if failure is not None and failure.is_late and failure.phase == "import":
-                seen.phase = "import"  # of which rank 0, whose phase it was, knows nothing
+                seen.phase = "import"  # rank 0, whose phase it was, does not know of it
         self.combine_results()
 
     def combine_results(self) -> None:
-        """Where ``result_scope`` is ``rank_local``, the result is that of all ranks together; else that of rank 0.
+        """Set the trial's result: the combined one of all ranks if ``result_scope`` is ``rank_local``, else rank 0's.
 
-        Failures are counted together, and their details listed in the order of the ranks; all else is rank 0's.
+        Failures are added up, and their details listed in the order of the ranks; everything else is rank 0's.
         """
         seen = self._seen
         results = [(rank.rank, rank.result) for rank in seen.ranks if rank.result is not None]

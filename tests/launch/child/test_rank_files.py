@@ -19,7 +19,6 @@ from pytest_aorta.launch.child.bootstrap import bootstrap_variables
 from pytest_aorta.launch.child.rank_files import (
     Process,
     adopt_ranks,
-    attempt_evidence,
     event_log,
     failure_below,
     has_ended,
@@ -94,7 +93,7 @@ def run(folder: Path, program: str, *words: str) -> tuple[str, str]:
 def judged(folder: Path, said: str = "", code: int = 1) -> Judgement:
     trial = folder / "trial"
     [attempt] = adopt_ranks(trial, read_processes(trial), said, code)
-    return judge(attempt_evidence(trial, attempt, "script", None))
+    return judge(attempt)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +211,8 @@ def test_what_other_launchers_say_of_a_rank_is_its_end(tmp_path: Path, said: str
     processes[0].raised = {"raised": 8.0, "type": "RuntimeError", "message": lost, "traceback": trace}
     for rank, process in enumerate(processes):
         process.place = {"rank": rank, "world": 2, "local": rank, "attempt": 0, "group": ""}
-    adopt_ranks(trial, processes, said, code)
-    found = judge(attempt_evidence(trial, 0, "script", None))
+    [attempt] = adopt_ranks(trial, processes, said, code)
+    found = judge(attempt)
     assert found.failure is not None
     assert (found.failure.rank, found.failure.signal) == (1, "SIGSEGV")
 

@@ -26,7 +26,7 @@ from pytest_aorta.launch.child.rank_files import (
     write_start,
     write_stop,
 )
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, RankExit, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, AttemptEvidence, RankEvidence, RankExit
 from pytest_aorta.launch.diagnosis.judge import Judgement, agent_failure, judge
 from pytest_aorta.trials.records import Event, to_json
 
@@ -57,7 +57,7 @@ def judgement(
         collectives_file(attempt, rank).write_text(json.dumps(trace))
     for rank, code in (codes or {}).items():
         write_exit(attempt, rank, RankExit(code, 100 + rank, (at or {}).get(rank, 1000.0), stopped=stopped))
-    return judge(TrialEvidence.from_json(to_json(attempt_evidence(folder, 0, "elastic", None, overdue=overdue))))
+    return judge(AttemptEvidence.from_json(to_json(attempt_evidence(folder, 0, "elastic", None, overdue=overdue))))
 
 
 def test_ranks_that_all_passed_have_no_failure(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_an_error_names_the_option_that_mends_it(fails: Callable[[], Any], optio
     with pytest.raises(Exception) as raised:
         fails()
     agent, ranks = AgentEnd("the agent", error=describe_exception(raised.value)), [RankEvidence(0, started=True)]
-    found = judge(TrialEvidence("elastic", ranks=ranks, agent=agent))
+    found = judge(AttemptEvidence("elastic", ranks=ranks, agent=agent))
 
     failure, [rank] = found.failure, found.ranks
     assert failure is not None
@@ -334,7 +334,9 @@ def test_a_rank_that_is_stuck_in_the_kernel_is_an_error_of_the_agent() -> None:
 
     assert reason_of(RunResult(WorkerState.SUCCEEDED)) is None
     for state in (WorkerState.UNHEALTHY, WorkerState.FAILED):
-        found = agent_failure(TrialEvidence("elastic", agent=AgentEnd("the agent", error=reason_of(RunResult(state)))))
+        found = agent_failure(
+            AttemptEvidence("elastic", agent=AgentEnd("the agent", error=reason_of(RunResult(state))))
+        )
         assert found is not None
         assert "uninterruptible sleep" in found.message
         assert "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT" in found.message

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.diagnosis.evidence import TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AttemptEvidence
 from pytest_aorta.launch.diagnosis.judge import judge
 
 CASES = Path(__file__).with_name("cases")
@@ -31,7 +31,7 @@ COMPARED = 400
 
 def judged(evidence: dict[str, Any]) -> dict[str, Any]:
     """What is compared of a judgement."""
-    found = judge(TrialEvidence.from_json(json.dumps(with_collectives(evidence))))
+    found = judge(AttemptEvidence.from_json(json.dumps(with_collectives(evidence))))
     return {
         "blame": {str(record.rank): record.blame for record in found.ranks},
         "passed": {str(record.rank): record.passed for record in found.ranks},

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pytest_aorta.launch.diagnosis.collectives import busy_ms
-from pytest_aorta.launch.diagnosis.evidence import Collective, RankEvidence, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AttemptEvidence, Collective, RankEvidence
 from pytest_aorta.launch.diagnosis.judge import judge
 from pytest_aorta.trials.records import Event
 
@@ -47,7 +47,7 @@ def test_too_little_says_nothing(entered: dict[int, list[Collective]]) -> None:
     assert busy_ms(entered) == {}
 
 
-def evidence(hosts: list[str]) -> TrialEvidence:
+def evidence(hosts: list[str]) -> AttemptEvidence:
     entered = synchronous([random.Random(3).uniform(90, 110) for _ in hosts])
     done: list[Event] = [
         {"type": "begin", "phase": "run"},
@@ -58,7 +58,7 @@ def evidence(hosts: list[str]) -> TrialEvidence:
         RankEvidence(rank, rank, host, started=True, events=list(done), collectives=entered[rank])
         for rank, host in enumerate(hosts)
     ]
-    return TrialEvidence("torchrun", 0, len(hosts), ranks=ranks)
+    return AttemptEvidence("torchrun", 0, len(hosts), ranks=ranks)
 
 
 def test_steps_are_as_many_collectives_as_there_were_for_each() -> None:

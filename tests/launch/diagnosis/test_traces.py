@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.common.texts import stacks_excerpt
 from pytest_aorta.launch.diagnosis.traces import (
-    Frame,
     complaint_in,
     crash_text,
     imports_a_library,
@@ -26,6 +24,7 @@ from pytest_aorta.launch.diagnosis.traces import (
     relation_to_a_peer,
 )
 from pytest_aorta.trials.records import Failure
+from pytest_aorta.trials.tracebacks import Frame, stacks_excerpt
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.launch.diagnosis.collectives import find_mismatch, find_rejecting
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Collective, RankEvidence, RankExit, TrialEvidence, Wait
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, AttemptEvidence, Collective, RankEvidence, RankExit, Wait
 from pytest_aorta.launch.diagnosis.judge import judge, with_earlier
 from pytest_aorta.launch.diagnosis.waits import WaitGraph
 from pytest_aorta.trials.records import Attempt, Event, Failure, RankRecord
@@ -159,7 +159,7 @@ def test_the_rank_at_the_end_of_all_chains_is_the_cause() -> None:
     )
     ranks = [sleeper, timed_out(1, recv(0), 8.0), timed_out(2, recv(1), 8.1)]
 
-    found = judge(TrialEvidence("torchrun", 0, 3, ranks=ranks, stopped_at=8.2))
+    found = judge(AttemptEvidence("torchrun", 0, 3, ranks=ranks, stopped_at=8.2))
 
     assert found.failure is not None
     assert found.failure.rank == 0
@@ -171,7 +171,7 @@ def test_the_rank_at_the_end_of_all_chains_is_the_cause() -> None:
 def test_of_a_ring_no_rank_is_the_cause() -> None:
     ranks = [timed_out(0, collective(0, 0, 1, 2), 8.0), timed_out(1, recv(0), 8.1), timed_out(2, recv(1), 8.1)]
 
-    found = judge(TrialEvidence("torchrun", 0, 3, ranks=ranks, agent=AgentEnd("torchrun", 1)))
+    found = judge(AttemptEvidence("torchrun", 0, 3, ranks=ranks, agent=AgentEnd("torchrun", 1)))
 
     assert found.failure is not None
     assert (found.failure.rank, found.failure.confidence) == (None, "unknown")
@@ -184,7 +184,7 @@ EXIT = Failure("run", "exit_code", "rank 1: ended itself with exit code 13", exi
 
 def test_ranks_that_are_started_again_and_only_lose_peers_have_failed_as_those_before() -> None:
     ranks = [timed_out(rank, None, 8.0) for rank in range(2)]
-    found = judge(TrialEvidence("script", 1, 2, ranks=ranks))
+    found = judge(AttemptEvidence("script", 1, 2, ranks=ranks))
     assert found.failure is not None
     assert found.failure.rank is None
 
@@ -199,7 +199,7 @@ def test_ranks_that_are_started_again_and_only_lose_peers_have_failed_as_those_b
 
 def test_a_failure_of_its_own_counts_in_the_last_attempt() -> None:
     ranks = [RankRecord(rank, failure=Failure("run", "exit_code", "exit code 3", exit_code=3)) for rank in range(2)]
-    own = judge(TrialEvidence("script", 1, 2, ranks=[timed_out(rank, None, 8.0) for rank in range(2)]))
+    own = judge(AttemptEvidence("script", 1, 2, ranks=[timed_out(rank, None, 8.0) for rank in range(2)]))
     found = type(own)(ranks, own.failure)
 
     assert with_earlier(found, [Attempt(0, failure=EXIT)]) == found
@@ -218,7 +218,7 @@ def raised_on(host: str, rank: int, message: str, at: float) -> RankEvidence:
 def test_times_of_two_hosts_say_nothing_of_what_came_first(host: str, named: int | None) -> None:
     ranks = [raised_on("a", 0, "corrupt batch", 10.0), raised_on(host, 1, "queue is closed", 15.0)]
 
-    found = judge(TrialEvidence("elastic", 0, 2, ranks=ranks))
+    found = judge(AttemptEvidence("elastic", 0, 2, ranks=ranks))
 
     assert found.failure is not None
     assert found.failure.rank == named
@@ -243,7 +243,7 @@ def exited(rank: int, entered: int, code: int = 1, *, stopped: bool = False) -> 
 def test_a_rank_that_ends_in_a_collective_that_another_has_not_entered_is_a_victim() -> None:
     ranks = [exited(0, 4), exited(1, 3, stopped=True), exited(2, 4, stopped=True)]
 
-    found = judge(TrialEvidence("script", 0, 3, ranks=ranks, stopped_at=10.1))
+    found = judge(AttemptEvidence("script", 0, 3, ranks=ranks, stopped_at=10.1))
 
     assert found.failure is not None
     assert (found.failure.rank, found.failure.confidence) == (1, "likely")
@@ -253,7 +253,7 @@ def test_a_rank_that_ends_in_a_collective_that_another_has_not_entered_is_a_vict
 def test_a_rank_that_ends_before_the_others_have_met_is_the_cause() -> None:
     ranks = [exited(0, 4, stopped=True), exited(1, 3, 13), exited(2, 4, stopped=True)]
 
-    found = judge(TrialEvidence("script", 0, 3, ranks=ranks, stopped_at=10.1))
+    found = judge(AttemptEvidence("script", 0, 3, ranks=ranks, stopped_at=10.1))
 
     assert found.failure is not None
     assert (found.failure.rank, found.failure.exit_code) == (1, 13)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_aorta.launch.host.process_trial import cut_logs, punch_logs
+from pytest_aorta.launch.host.supervisor import cut_logs, punch_logs
 
 MIB = 2**20
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from scipy.stats import fisher_exact
 
-from pytest_aorta.launch.host.starts import Start, StartPlan, differ, fisher
+from pytest_aorta.launch.host.starts import StartPlan, ZygoteStart, differ, fisher
 
-Outcome = Callable[[Start, int], bool]
+Outcome = Callable[[ZygoteStart, int], bool]
 
 
 def ran(plan: StartPlan, trials: int, start_sec: float, trial_sec: float, outcome: Outcome) -> Counter[int]:
     """How many trials came from each start, where one trial follows the other."""
-    shared: Start | None = None
+    shared: ZygoteStart | None = None
     served: Counter[int] = Counter()
     for trial in range(trials):
         quota = plan.quota(trial)
@@ -36,11 +36,11 @@ def ran(plan: StartPlan, trials: int, start_sec: float, trial_sec: float, outcom
     return served
 
 
-def passes(start: Start, trial: int) -> bool:
+def passes(start: ZygoteStart, trial: int) -> bool:
     return True
 
 
-def mixed(start: Start, trial: int) -> bool:
+def mixed(start: ZygoteStart, trial: int) -> bool:
     return trial % 2 == 0
 
 
@@ -87,7 +87,7 @@ def test_the_first_two_trials_and_every_twentieth_are_processes_of_their_own() -
 
 
 def test_a_cell_goes_on_with_processes_of_its_own_once_forks_end_otherwise() -> None:
-    def only_forks_fail(start: Start, trial: int) -> bool:
+    def only_forks_fail(start: ZygoteStart, trial: int) -> bool:
         return start.quota == 1 or trial % 3 == 0
 
     plan = StartPlan("auto", 400)
@@ -98,10 +98,10 @@ def test_a_cell_goes_on_with_processes_of_its_own_once_forks_end_otherwise() -> 
 
 
 def test_starts_that_ended_alike_count_once_each() -> None:
-    own = [Start(number, 1, 1, passed=1) for number in range(4)]
-    one_that_fails = Start(9, 50, 50, failed=50)
+    own = [ZygoteStart(number, 1, 1, passed=1) for number in range(4)]
+    one_that_fails = ZygoteStart(9, 50, 50, failed=50)
     assert not differ([*own, one_that_fails])
-    assert differ([*own, *(Start(10 + number, 5, 5, failed=5) for number in range(6))])
+    assert differ([*own, *(ZygoteStart(10 + number, 5, 5, failed=5) for number in range(6))])
 
 
 @pytest.mark.parametrize("table", [((5, 0), (0, 7)), ((3, 4), (9, 1)), ((1, 0), (1, 0)), ((10, 2), (40, 60))])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.triage.signatures import LONGEST, words_of
+from pytest_aorta.triage.signatures import LONGEST, message_words
 
 CASES = {
     # numbers
@@ -139,7 +139,7 @@ CASES = {
 
 @pytest.mark.parametrize(("message", "words"), CASES.items())
 def test_what_stays_of_a_message(message: str, words: str) -> None:
-    assert words_of(message) == words
+    assert message_words(message) == words
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_stays_of_a_message(message: str, words: str) -> None:
     ],
 )
 def test_hosts_that_are_named_as_this_one_are_numbers(message: str, words: str) -> None:
-    assert words_of(message, "n17.cluster.example") == words
+    assert message_words(message, "n17.cluster.example") == words
 
 
 WORDS = st.lists(
@@ -183,12 +183,12 @@ def test_one_in_place_of_another_changes_nothing(
     def message() -> str:
         return " ".join(f"{word} {around.format(data.draw(kind))}" for word in words)
 
-    assert words_of(message()) == words_of(message())
+    assert message_words(message()) == message_words(message())
 
 
 @given(st.text(max_size=300))
 def test_any_text_becomes_one_short_printable_line(text: str) -> None:
-    words = words_of(text)
+    words = message_words(text)
     assert words.isprintable()
     assert len(words) <= LONGEST
-    assert words_of(words) == words or words.endswith("\N{HORIZONTAL ELLIPSIS}")
+    assert message_words(words) == words or words.endswith("\N{HORIZONTAL ELLIPSIS}")

@@ -1,4 +1,4 @@
-"""Variables with which every Python process of a command tells what becomes of it, see ``sitecustomize``."""
+"""Variables that make every Python process of a command tell what becomes of it, see ``sitecustomize``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_aorta.launch.child.bootstrap.sitecustomize import VARIABLE, identity
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL
 
-#: Holds the module that Python imports at its start.
+#: Folder of the module that Python imports at its start.
 _FOLDER = Path(__file__).parent
 
 
@@ -26,7 +26,7 @@ def bootstrap_variables(
     how: str = "full",
     sys_path: Sequence[str] = (),
 ) -> dict[str, str]:
-    """What has to be set; a Python program hides it at its start, and hands it on to those that it starts.
+    """The variables to set. A Python program hides them at its start, and hands them on to programs that it starts.
 
     Args:
         environ: what the program gets otherwise.

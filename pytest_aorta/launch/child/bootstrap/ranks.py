@@ -1,4 +1,4 @@
-"""What a process of a command tells that may have ranks, and what it sees of its children.
+"""What a process of a command that may have ranks tells of itself and of its children.
 
 ``sitecustomize`` beside this file loads it where a command is watched in ``full``, where a program makes a process
 group or spawns processes, and where a process ends by an exception. What that says of imports holds here, too.
@@ -42,7 +42,7 @@ _HANDLERS = (b"fr_trace_json", b"dump_nccl_trace_json")
 
 
 class RankWatch:
-    """Adds to the events of ``hook``.
+    """Adds events of ranks to the events of ``hook``.
 
     ``quietly`` calls a function, whose errors must not reach the program; ``hidden`` hides its frames in stacks;
     ``after_import`` calls it with a module once that is imported.
@@ -60,12 +60,12 @@ class RankWatch:
         self.begin()
 
     def begin(self) -> None:
-        """Of this process, or of a fork of it."""
+        """Begin to watch this process, or a fork of it."""
         self.asked: set[int] = set()  # pids that this process has asked to end
         self.forks_ranks = 0  # pid of a process that forks the ranks of this agent
 
     def raised(self, error: BaseException) -> None:
-        """It ends by an exception."""
+        """Note that an exception ends this process."""
         # Python ends itself by SIGINT after a KeyboardInterrupt, unless something is imported in between.
         if self.hook.has_raised or isinstance(error, (SystemExit, KeyboardInterrupt)):
             return
@@ -77,7 +77,7 @@ class RankWatch:
             self.mark_wait()
 
     def exits(self, status: object) -> None:
-        """It asks for its end: with a text, or while it handles what was raised. It may still change its mind."""
+        """Note that it asks to exit, with a text or while it handles an exception. It may still go on."""
         error = sys.exc_info()[1]
         if status is None or (isinstance(status, int) and status == 0):
             return
@@ -88,7 +88,7 @@ class RankWatch:
             self.hook.say(raised=time.time(), type="SystemExit", message=said, traceback="", exits=True)
 
     def tell(self, error: BaseException, exits: bool = False) -> tuple[Any, str]:
-        """Say what it is; its frames and its message."""
+        """Tell an exception: its frames and its message."""
         now = time.time()
         import traceback
 
@@ -118,13 +118,13 @@ class RankWatch:
             pass
 
     def tell_collectives(self) -> None:
-        """What torch's flight recorder has of this process, as a rank that ends in order."""
+        """Tell the collectives in torch's flight recorder, as a rank that ends in order."""
         if trace := last_collectives():
             with open(self.hook.path(self.hook.pid, "collectives.json"), "wb") as file:
                 file.write(trace)
 
     def end_of_child(self) -> None:
-        """At the end of a process of ``multiprocessing``, which swallows what it raises once this has returned."""
+        """Called at the end of a process of ``multiprocessing``, which swallows its exceptions afterwards."""
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit):
             if error.code not in (None, 0) and error.__context__ is None:
@@ -151,7 +151,7 @@ class RankWatch:
         return os.path.exists(self.hook.path(pid, "events"))
 
     def ends(self, pid: int, number: int) -> None:
-        """It is about to ask a process to end."""
+        """Note that this process is about to ask another one to end."""
         pid = abs(pid)
         if number not in _ENDING or pid in self.asked or not self.is_armed(pid) or not self.has_running_child(pid):
             return
@@ -170,7 +170,7 @@ class RankWatch:
         self.hook.say(of=pid, code=code, at=time.time())
 
     def ask(self) -> None:
-        """Have the children give their collectives before they are ended, and their stacks where one has waited."""
+        """Save the collectives of children before they are ended, and their stacks if one of them has waited."""
         names = (name.rpartition(".events")[0].rpartition(".")[2] for name in os.listdir(self.hook.processes))
         pids = [int(name) for name in names if name.isdigit()]
         pids = [pid for pid in pids if self.has_running_child(pid) and _listens(pid, self.hook.number)]
@@ -185,7 +185,7 @@ class RankWatch:
             time.sleep(_TURN if pid != pids[-1] else _SETTLE)
 
     def keep_collectives(self, pids: list[int]) -> None:
-        """Of the flight recorders of torch, which answer from threads of their own."""
+        """Save the collectives from torch's flight recorders, which answer from threads of their own."""
         for pid in pids if self.hook.sockets else []:
             answer = ask_recorder(os.path.join(self.hook.sockets, str(pid)))
             if answer:
@@ -196,7 +196,7 @@ class RankWatch:
                     pass
 
     def follow_groups(self, dist: Any) -> None:
-        """Have ``torch.distributed`` say when a process group is there."""
+        """Get told by ``torch.distributed`` when a process group is made."""
         if not hasattr(dist, "_update_default_pg"):
             return
         set_default = dist._update_default_pg
@@ -209,7 +209,7 @@ class RankWatch:
         dist._update_default_pg = self.hidden(update_default_pg)
 
     def in_group(self, dist: Any) -> None:
-        """A process group is there: the process knows its rank, and torch can serve what its recorder has."""
+        """Called once there is a process group: the process knows its rank, and torch can serve its flight recorder."""
         if not self.hook.has_place and not self.hook.below:
             self.hook.take_place(dist.get_rank(), str(dist.get_world_size()), os.environ.get("LOCAL_RANK", ""), 0, "")
         self.hook.watch_all()
@@ -217,7 +217,7 @@ class RankWatch:
             serve_recorder(os.path.join(self.hook.sockets, str(self.hook.pid)))
 
     def follow(self) -> None:
-        """From now on: what this process sees of its children, and what ends it."""
+        """Follow from now on what this process sees of its children, and what ends it."""
         if self.follows:
             return
         self.follows = True
@@ -247,10 +247,10 @@ class RankWatch:
         kill, killpg, waitpid, fork_exec = os.kill, os.killpg, os.waitpid, _posixsubprocess.fork_exec
 
         def wait(pid: int, options: int, /) -> tuple[int, int]:
-            found = waitpid(pid, options)
-            if found[0] and (os.WIFEXITED(found[1]) or os.WIFSIGNALED(found[1])):
-                self.quietly(self.has_ended, *found)
-            return found
+            ended = waitpid(pid, options)
+            if ended[0] and (os.WIFEXITED(ended[1]) or os.WIFSIGNALED(ended[1])):
+                self.quietly(self.has_ended, *ended)
+            return ended
 
         def ask(pid: int, number: int, /) -> None:
             self.quietly(self.ends, pid, number)
@@ -292,11 +292,11 @@ def _listens(pid: int, number: int) -> bool:
 
 
 def ask_recorder(path: str) -> bytes:
-    """What the flight recorder of a rank of this host has, as JSON; empty without an answer in time.
+    """Content of the flight recorder of a rank of this host, as JSON; empty without an answer in time.
 
-    torch serves it at a socket, from a thread without the GIL, which answers also in a collective and in C code. Where
-    torch has no such server, or a backend no recorder, there is no answer. ``TORCH_FR_BUFFER_SIZE`` sets how many
-    collectives are remembered.
+    torch serves it at a socket from a thread without the GIL, so it also answers while the rank is in a collective or
+    in C code. Without such a server in torch, or a recorder in the backend, there is no answer.
+    ``TORCH_FR_BUFFER_SIZE`` sets how many collectives are remembered.
     """
     import socket
 
@@ -315,9 +315,9 @@ def ask_recorder(path: str) -> bytes:
 
 
 def wait_in(frames: list[Any]) -> dict[str, Any] | None:
-    """What a call of ``torch.distributed`` waits for, by its frames, the innermost last: the ranks, by their numbers.
+    """The ranks for which a call of ``torch.distributed`` waits, from its frames, the innermost last.
 
-    Of a ``send`` or ``recv`` that is its peer; of a collective, all other ranks of its group.
+    A ``send`` or ``recv`` waits for its peer, a collective for all other ranks of its group.
     """
     dist: Any = sys.modules.get("torch.distributed.distributed_c10d")
     for frame in frames if dist is not None else ():
@@ -342,7 +342,7 @@ def wait_in(frames: list[Any]) -> dict[str, Any] | None:
 
 
 def last_collectives() -> bytes:
-    """The end of what torch's flight recorder has of this process, as JSON like its own; empty where it has nothing."""
+    """The last collectives in this process's flight recorder, as JSON in torch's format; empty if there are none."""
     dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
     if dump is None or "torch.distributed.distributed_c10d" not in sys.modules:
         return b""
@@ -354,7 +354,7 @@ def last_collectives() -> bytes:
 
 
 def serve_recorder(path: str) -> None:
-    """Serve that of this process at a socket, where torch can; call before it makes a process group."""
+    """Serve the flight recorder of this process at a socket, if torch can; call it before a process group is made."""
     try:
         import ctypes
 

@@ -1,4 +1,4 @@
-"""Imported by every Python process of a command as it starts: notes what becomes of it, for the judge of the trial.
+"""Every Python process of a command imports this as it starts: it notes what becomes of the process, for the judge.
 
 How much it watches (``--aorta-observe``) is said by whoever starts it: ``exits`` for the stacks of a crash or hang and
 a note at the orderly end, ``full`` also for what a process sees of its children, as the judge of ranks needs it
@@ -41,15 +41,15 @@ PLACES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
 
-#: What else tells one start of the ranks from another one.
+#: Other variables that differ between two starts of the ranks.
 _STARTS = ("TORCHELASTIC_RESTART_COUNT", "MASTER_PORT", "SLURM_STEP_ID")
 
-#: Modules that one process notes at most.
+#: Largest number of modules that one process notes.
 _MOST_MODULES = 2000
 
 
 def identity(environ: Mapping[str, str]) -> str:
-    """What a launcher has said of the place of a process; empty where none has."""
+    """The place of a process among ranks, as its launcher has said; empty without a launcher."""
     for names in PLACES:
         if environ.get(names[0], "").isdigit():
             return "/".join(environ.get(name, "") for name in (*names, *_STARTS))
@@ -123,7 +123,7 @@ class Hook:
         self.say(rank=rank, world=size, local=own, attempt=attempt, group=group)
 
     def variables(self, pythonpath: str | None = None) -> dict[str, str]:
-        """What a child needs, by which it is armed; ``pythonpath``: what it has been given of its own."""
+        """The variables that arm a child; ``pythonpath``: its own ``PYTHONPATH``."""
         own = self.pythonpath if pythonpath in (None, self.pythonpath[1:]) else "+" + str(pythonpath)
         order = (self.folder, self.sockets, "", str(self.number), own, self.known, self.below, self.how)
         return {VARIABLE: "\x1f".join(order), "PYTHONPATH": os.pathsep.join([_HERE, own[1:]] if own[1:] else [_HERE])}
@@ -141,7 +141,7 @@ class Hook:
 
     @property
     def watch(self) -> Any:
-        """What tells more, in a file of its own: loaded when it is first needed."""
+        """The watcher of ranks, in a file of its own that is loaded when it is first needed."""
         if self._watch is None:
             self._watch = _load(os.path.join(_HERE, "ranks.py")).RankWatch(self, _try, _hidden, _after_import)
         return self._watch
@@ -155,7 +155,7 @@ class Hook:
 
 
 def _try(function: Callable[..., object], *arguments: Any) -> None:
-    """What goes wrong here must not reach the program."""
+    """Call a function; its errors must not reach the program."""
     try:
         function(*arguments)
     except Exception:
@@ -212,7 +212,7 @@ def _after_import(name: str, callback: Callable[[Any], object]) -> None:
 
 
 class _Imports:
-    """Stands in ``sys.meta_path``, and looks out for modules."""
+    """A finder in ``sys.meta_path`` that waits for modules."""
 
     wanted: dict[str, Callable[[Any], object]] = {}
 
@@ -281,7 +281,7 @@ COLLECT = "AORTA_COLLECT"
 
 
 def start_collectors(rank: int | None = None) -> Any:
-    """Start those of this trial once torch is imported; ``rank`` where no launcher says it. What runs them."""
+    """Start the trial's collectors once torch is imported; ``rank``: if no launcher says it. Returns what runs them."""
     if COLLECT not in os.environ:
         return None
     own = identity(os.environ).split("/")
@@ -296,7 +296,7 @@ def start_collectors(rank: int | None = None) -> Any:
 
 
 def note_ranks_of(pid: int) -> None:
-    """Take the children of a process for this one's own."""
+    """Count the children of another process as this one's own."""
     if _hook is not None:
         _hook.watch.forks_ranks = pid
 

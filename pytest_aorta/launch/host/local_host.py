@@ -1,4 +1,4 @@
-"""What runs trials on one host: cells are prepared, cores and devices are allocated, trials are supervised."""
+"""Runs trials on this host: prepares cells, allocates cores and devices, supervises trials."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_aorta.collectors.contract import load
-from pytest_aorta.launch.environment import PreparedCell, TrialOrder
+from pytest_aorta.launch.environment import PreparedCell
 from pytest_aorta.launch.host import collecting
-from pytest_aorta.launch.host.allocation import Allocator, SlotJob
+from pytest_aorta.launch.host.allocation import Allocator
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.folders import SharedFolder, TemporaryFolders
-from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
+from pytest_aorta.launch.host.supervisor import BEHIND, Supervisor
+from pytest_aorta.launch.job import TrialJob
 from pytest_aorta.launch.launch_mode import NodeStore, own_rank, under_launcher
 from pytest_aorta.launch.record import check_claims, warning_of
 from pytest_aorta.runtime import process_tree
@@ -24,11 +25,7 @@ from pytest_aorta.trials.records import prepare_events
 from pytest_aorta.trials.result import TrialResult
 
 
-class HostLost(Exception):
-    """The host of a trial died, or there is none left to run it."""
-
-
-class TrialHost:
+class LocalHost:
     """Runs trials on this host; shared by its slots."""
 
     def __init__(
@@ -42,46 +39,46 @@ class TrialHost:
         self.zygotes = CellZygotes(resources, hosts, number)
         self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
         self.node_store = None if node_store is None else NodeStore(*node_store)
-        #: Working directories that trials share; of several workers, the first one looks.
+        #: Watched working directories that trials share; ``None`` except in the first of several workers.
         self._shared: dict[str, SharedFolder] | None = {} if resources.worker == 0 and own_rank() == 0 else None
         self._lock = threading.Lock()
         self._prepared: dict[str, PreparedCell] = {}
-        #: Digests of the lists of distributions that were passed on.
+        #: Digests of the lists of distributions that were already passed on.
         self._listed: set[str] = set()
-        #: Environments that trials were found not to run in.
+        #: Environments about which the user was warned, because trials do not run in them.
         self._warned: set[str] = set()
 
-    def prepare(self, order: TrialOrder, slot: int, job: SlotJob) -> PreparedCell:
-        """Import the workload in the zygote of a cell, and plan how its trials start; once for each cell.
+    def prepare_cell(self, job: TrialJob, slot: int) -> PreparedCell:
+        """Import the workload in a zygote of the cell and plan the launch of its trials, once per cell.
 
         Raises ``START_FAILURES``; ``LeaseCancelled`` or ``ZygoteUnwanted`` once the job is cancelled.
         """
         try:
-            if order.key not in self._prepared:
-                if order.spec.collect:  # raises where they cannot be used for any trial
-                    collecting.prepared(order, load(order.spec.collect))
+            if job.key not in self._prepared:
+                if job.spec.collect:  # raises where they cannot be used for any trial
+                    collecting.with_collectors(job, load(job.spec.collect))
                 prepare_events()  # before a trial runs: an event that waits for it would be late
                 with self.allocator.allocate(job, slot, 1) as allocation:
-                    cell = self.zygotes.of(order, allocation).prepare(order, allocation, job.cancelled.done)
-                imposes = self.allocator.imposes(cell.plan.nproc, order.spec.workload.name)
-                self._prepared[order.key] = replace(cell, imposes=imposes)
+                    cell = self.zygotes.of(job, allocation).prepare_cell(job, allocation, job.cancelled.done)
+                imposes = self.allocator.imposes(cell.plan.nproc, job.spec.workload.name)
+                self._prepared[job.key] = replace(cell, imposes=imposes)
         except ZygoteError as error:
             if -(error.returncode or 0) in process_tree.TERMINATIONS:  # pytest may have got the signal, too
                 futures.wait([job.cancelled], BEHIND)
             raise
-        return self._prepared[order.key]
+        return self._prepared[job.key]
 
-    def run(self, order: TrialOrder, slot: int, job: SlotJob) -> TrialResult:
-        """Run one trial of a prepared cell; ``job`` hears of its phases and warnings."""
-        spec = order.spec
+    def run(self, job: TrialJob, slot: int) -> TrialResult:
+        """Run one trial of a prepared cell; tells the ``job`` of phases and warnings."""
+        spec = job.spec
         # One device per rank.
-        need = self.prepare(order, slot, job).plan.nproc
+        need = self.prepare_cell(job, slot).plan.nproc
         with self.allocator.allocate(job, slot, need, (spec.workload.name, spec.cell)) as allocation:
-            trial = ProcessTrial(order, allocation, self.zygotes, self.temporary, self.node_store)
+            trial = Supervisor(job, allocation, self.zygotes, self.temporary, self.node_store)
             job.on_cancel(trial.interrupt)
             shared = None
             if self._shared is not None and spec.execution.cwd == "here":
-                here = order.inherited
+                here = job.inherited
                 with self._lock:
                     if here.cwd not in self._shared:
                         self._shared[here.cwd] = SharedFolder(here.cwd, here.results)
@@ -119,9 +116,9 @@ class TrialHost:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place of a host where one job runs at a time; ``index`` is its number there, ``number`` that of the host."""
+    """A place that runs one job at a time; ``index`` is its number on its host, ``number`` the number of the host."""
 
-    host: TrialHost
+    host: LocalHost
     index: int
     name: str = ""
     number: int = 0

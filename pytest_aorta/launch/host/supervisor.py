@@ -18,39 +18,38 @@ from typing import Any
 
 from pytest_aorta.collectors.contract import load, variable
 from pytest_aorta.common.texts import utc_now
-from pytest_aorta.launch.diagnosis.traces import STACKS, crash_text, see_import_hang
-from pytest_aorta.launch.environment import EnvironmentUnusable, PreparedCell, TrialOrder
+from pytest_aorta.launch.diagnosis.traces import STACKS, crash_text
+from pytest_aorta.launch.environment import EnvironmentUnusable, PreparedCell
 from pytest_aorta.launch.host import collecting
-from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
+from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.cell_zygotes import CellZygote, CellZygotes, Source, start_limits
 from pytest_aorta.launch.host.folders import (
+    PrivateFolders,
     TemporaryFolders,
-    TrialFolders,
     clear_place,
     copy_folder,
     make_place,
     remove_unchanged,
 )
 from pytest_aorta.launch.host.trial_files import (
-    TrialFiles,
+    FolderReader,
     collect_artifacts,
     opened_files,
     stacks_to_read,
     stderr_to_read,
 )
+from pytest_aorta.launch.job import START_FAILURES, TrialJob, see_start_failure
 from pytest_aorta.launch.launch_mode import (
     SCRIPT_TARGET,
-    LaunchModeError,
+    ChildArgument,
     NodeStore,
-    TrialPayload,
     is_command,
     is_multi_node,
     own_rank,
 )
 from pytest_aorta.launch.record import build_record, request_of
-from pytest_aorta.runtime.zygote import Task, Zygote, ZygoteError, ZygoteTimeout, ZygoteUnwanted
+from pytest_aorta.runtime.zygote import Task, Zygote, ZygoteError, ZygoteUnwanted
 from pytest_aorta.trials.execution import HASH_SEED
-from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
 from pytest_aorta.trials.records import prepare_events
 from pytest_aorta.trials.result import TrialResult
@@ -63,7 +62,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def punch_logs(folder: Path, limit: int, holes: dict[Path, int]) -> None:
-    """Free the disk space between head and tail of logs that are still being written; ``holes``: where each ends.
+    """Free the disk space between head and tail of logs that still grow; ``holes``: where the hole of each ends.
 
     A file keeps its size, so its writer is not affected. Without holes in the file system, nothing happens.
     """
@@ -76,7 +75,7 @@ def punch_logs(folder: Path, limit: int, holes: dict[Path, int]) -> None:
 
 
 def cut_logs(folder: Path, limit: int) -> list[str]:
-    """Keep ``limit`` bytes of every ``*.log`` of a trial that is over, half from its head; a text for each cut."""
+    """Cut each ``*.log`` of an ended trial to ``limit`` bytes, half of them from its head; returns a text per cut."""
     texts = []
     for path, size in _long_logs(folder, limit):
         said = f"{size - limit} of {size} bytes were cut here; aorta_log_limit keeps {limit}"
@@ -98,80 +97,66 @@ def cut_logs(folder: Path, limit: int) -> list[str]:
 
 
 def _long_logs(folder: Path, limit: int) -> list[tuple[Path, int]]:
-    found = []
+    long = []
     for path in sorted(folder.rglob("*.log")):
         with contextlib.suppress(OSError):
             facts = path.lstat()
             if facts.st_size > limit and not path.is_symlink():
-                found.append((path, facts.st_size))
-    return found
+                long.append((path, facts.st_size))
+    return long
 
 
-#: What prevents every trial of a cell: it is in the record of each.
-START_FAILURES = (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError, DevicesQuarantined)
-
-
-def see_start_failure(seen: Observation, error: Exception, target: str, folder: Path | None) -> None:
-    """Note why a trial of ``target`` could not start; stacks of an import that hung go into its ``folder``."""
-    if isinstance(error, ZygoteTimeout):
-        see_import_hang(seen, target, folder, error.limit, error.stacks, error.output)
-        return
-    lost = error if isinstance(error, ZygoteError) else ZygoteError(str(error))
-    seen.phase = lost.phase
-    seen.lost = exit_failure(lost.phase, lost.returncode, lost.error or {"message": str(lost)})
-
-
-#: Processes that are named when they outlive their trial.
+#: Number of processes that are named if they outlive their trial.
 _NAMED = 10
 
 #: Seconds between two looks at the logs of a running trial.
 _LOOK_INTERVAL = 0.5
 
-#: Seconds that pytest may be behind with a signal that a batch system has sent to all processes of its job.
+#: Seconds by which pytest may get a signal later than a trial, if a batch system sends it to all processes of a job.
 BEHIND = 0.5
 
 _ORDER = ("launch", "import", "setup", "run", "cleanup", "exit")
 
-#: Seconds that the process of a class may take to end when its trial is over, without a deadline.
+#: Seconds that the process of a workload class may take to exit after its trial, without a deadline.
 _EXIT_LIMIT = 30.0
 
 
 def draw_pid() -> None:
-    """Use up a process id, or not, at random: else all trials take as many, and have even ones, or odd ones."""
+    """Use up a process id at random: else every trial takes the same number, and all ids are even, or odd."""
     if os.urandom(1)[0] & 1:
         with contextlib.suppress(RuntimeError):  # no thread can be started
             _thread.start_new_thread(int, ())  # its id is one of the same numbers
 
 
-class ProcessTrial:
-    """A trial in a separate process. One thread follows it; any may ``interrupt``."""
+class Supervisor:
+    """Supervises a trial in a separate process. One thread follows it; any thread may ``interrupt``."""
 
     def __init__(
         self,
-        order: TrialOrder,
+        job: TrialJob,
         allocation: Allocation,
         zygotes: CellZygotes,
         temporary: TemporaryFolders,
         node_store: NodeStore | None = None,
     ) -> None:
-        self.spec = spec = order.spec
+        self.spec = spec = job.spec
         self.seen = Observation()
-        #: Its processes that cannot be ended.
+        #: Names of its processes that cannot be ended.
         self.stuck: list[str] = []
-        self._order = order
+        self._job = job
         self._allocation = allocation
-        self._folder = order.folder
+        self._folder = job.folder
         self._zygotes = zygotes
         self._seed = random_seed() if spec.given_seed is None else spec.given_seed
         self._temporary = temporary
         self._node_store = node_store
-        self._place: TrialFolders | None = None
+        self._place: PrivateFolders | None = None
         self._collectors = load(spec.collect) if spec.collect else {}
         self._has_copy = False
         self._started_at = utc_now()
         self._start = time.monotonic()
         self.cell: PreparedCell | None = None
-        self._files: TrialFiles | None = None
+        self._files: FolderReader | None = None
         self._zygote: CellZygote | None = None
         self._source: Source | None = None
         self._ranks: list[Zygote] = []
@@ -181,37 +166,37 @@ class ProcessTrial:
         self._handed_over = 0.0
         self._task: Task | None = None
         self._had_process = False
-        #: That of an import in its own process, in seconds, while it imports.
+        #: Limit in seconds of an import in its own process, while it imports.
         self._import_limit: float | None = None
         self._deadline = math.inf
-        #: When the stall limit will have passed.
+        #: When the stall limit passes.
         self._stalls_at = math.inf
         self._interrupted = threading.Event()
-        #: When one of these passed, in seconds of ``time.time()``.
+        #: When one of these limits passed, in seconds of ``time.time()``.
         self._overdue: float | None = None
-        #: Where the hole of each log ends.
+        #: Where the hole in each log ends.
         self._holes: dict[Path, int] = {}
         self._next_look = self._start + _LOOK_INTERVAL
 
     def start(self) -> None:
-        """Hand the trial to a zygote. Never raises for what is the trial's own fault."""
-        order, allocation, cancelled = self._order, self._allocation, self._interrupted.is_set
+        """Hand the trial to a zygote. Never raises an error that is the trial's own fault."""
+        job, allocation, cancelled = self._job, self._allocation, self._interrupted.is_set
         try:
-            self._zygote = zygote = self._zygotes.of(order, allocation)
-            self.cell = cell = zygote.prepare(order, allocation, cancelled)
+            self._zygote = zygote = self._zygotes.of(job, allocation)
+            self.cell = cell = zygote.prepare_cell(job, allocation, cancelled)
             for text in cell.info.config_warnings:
                 self._note(text)
-            for limit in (cell.info.timeout_sec, self.spec.limits.timeout, order.timeout):
+            for limit in (cell.info.timeout_sec, self.spec.limits.timeout, job.timeout):
                 if limit is not None:
                     self.seen.timeout = float(limit)
             if self._collectors:  # which may write there from their start
                 collecting.make_folders(self._folder, self._collectors)
-                order = collecting.prepared(order, self._collectors)
-                self._zygote = zygote = self._zygotes.of(order, allocation)
-            self._source = source = zygote.acquire(order, allocation, self._seed, cancelled)
+                job = collecting.with_collectors(job, self._collectors)
+                self._zygote = zygote = self._zygotes.of(job, allocation)
+            self._source = source = zygote.acquire(job, allocation, self._seed, cancelled)
             server = source.zygote
             assert server is not None
-            mode, is_here, here = cell.plan.mode, own_rank() == 0, order.inherited
+            mode, is_here, here = cell.plan.mode, own_rank() == 0, job.inherited
             self._folder.mkdir(parents=True, exist_ok=True)  # not before: another run would put it away meanwhile
             self._place = place = make_place(
                 self.spec.trial_index,
@@ -229,19 +214,19 @@ class ProcessTrial:
                     self._has_copy = True
                 except OSError as error:
                     raise EnvironmentUnusable(f"--aorta-cwd copy: {here.cwd} cannot be copied: {error}") from None
-            self._files = TrialFiles(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
+            self._files = FolderReader(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
             self._start_index, self.seen.how_started = source.start.index, "as typed"
             if not self._is_typed:
                 self.seen.zygote = source.start.index if source.start.quota > 1 else None
                 self.seen.how_started = zygote.reason
-            payload = self._payload(cell, place, source, watch_imports=not (server.spec.fresh or zygote.has_learned))
+            argument = self._argument(cell, place, source, watch_imports=not (server.spec.fresh or zygote.has_learned))
             if self._has_rank_zygotes(mode) and not server.spec.fresh:
-                self._ranks = zygote.acquire_ranks(source, order, cell.plan.nproc, cancelled)
-                payload["rank_zygotes"] = len(self._ranks)
+                self._ranks = zygote.acquire_ranks(source, job, cell.plan.nproc, cancelled)
+                argument["rank_zygotes"] = len(self._ranks)
             draw_pid()
             self._handed_over = time.monotonic()
             self._task = server.start_task(
-                payload,
+                argument,
                 stdout=self._folder / "stdout.log",
                 stderr=self._folder / "stderr.log",
                 stacks=self._folder / STACKS,
@@ -256,7 +241,7 @@ class ProcessTrial:
                 self._kill_interrupted()
             if server.spec.fresh:
                 self.seen.phase = "import"
-                self._limit_import(start_limits(self._order).total)
+                self._limit_import(start_limits(self._job).total)
                 return
             with self._zygotes.lock:
                 sec, server.load_sec = server.load_sec, None  # of the first trial only
@@ -265,24 +250,26 @@ class ProcessTrial:
             self._start_clock(waited=sec is not None and server.loaded_at > self._start)
         except ZygoteUnwanted:
             pass  # it was interrupted
-        except (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError) as error:
+        except START_FAILURES as error:
             if not self._interrupted.is_set():
                 see_start_failure(self.seen, error, self.spec.workload.target, self._folder)
 
     @property
     def _is_typed(self) -> bool:
-        """Whether it is a command that starts as typed: a process of its own."""
+        """Whether it is a command that starts as typed, in a process of its own."""
         return is_command(self.spec.workload.target) and self.spec.execution.isolation != "fork"
 
     def _has_rank_zygotes(self, mode: str) -> bool:
-        """Whether each rank comes from a process of its own: on one node; else the agent forks them."""
+        """Whether each rank is forked from a zygote of its own, as on one node; else the agent forks the ranks."""
         execution = self.spec.execution
         forks = execution.isolation == "auto" and execution.elastic.start_method == "fork"
         return mode == "elastic" and forks and not is_multi_node(execution.elastic)
 
-    def _payload(self, cell: PreparedCell, place: TrialFolders, source: Source, *, watch_imports: bool) -> TrialPayload:
+    def _argument(
+        self, cell: PreparedCell, place: PrivateFolders, source: Source, *, watch_imports: bool
+    ) -> ChildArgument:
         spec = self.spec
-        hashes = {HASH_SEED: str(self._order.hash_seed(spec.trial_index))} if self._is_typed else {}
+        hashes = {HASH_SEED: str(self._job.hash_seed(spec.trial_index))} if self._is_typed else {}
         return {
             "target": spec.workload.target,
             "overrides": dict(spec.overrides),
@@ -313,7 +300,7 @@ class ProcessTrial:
             and cell.plan.mode == "single"
             and spec.execution.preload == "auto"
             and not self._is_typed,
-            "ends_fully": source.has_no_further_trial(self._order) and not self._is_typed,
+            "ends_fully": source.has_no_further_trial(self._job) and not self._is_typed,
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
             "source": cell.info.source,
@@ -324,7 +311,7 @@ class ProcessTrial:
         self._deadline = time.monotonic() + seconds
 
     def _start_clock(self, *, waited: bool = False) -> None:
-        # Of an import that began before this trial, the trial has waited for a part only.
+        # The trial has waited for only a part of an import that began before it.
         launched = time.monotonic() - self._start - (self.seen.phases_sec["import"] if waited else 0.0)
         self.seen.phases_sec = {"launch": max(0.0, launched), **self.seen.phases_sec}
         self.seen.phase = "setup"
@@ -344,7 +331,7 @@ class ProcessTrial:
             failure = self.seen.rank_failure
             if self.cell.plan.mode == "single":
                 failure = self.seen.failures.get("setup") or self.seen.failures.get("run")
-        if failure is None or was_terminated(failure):  # of several nodes, another is perhaps interrupted first
+        if failure is None or was_terminated(failure):  # of several nodes, another one may be interrupted first
             self.seen.lost = interruption(self.seen.phase, why)
         self._interrupted.set()
         self._deadline = self._stalls_at = math.inf
@@ -366,12 +353,12 @@ class ProcessTrial:
 
     def finish(self) -> TrialResult:
         """Block until the trial's processes are gone, then build its record."""
-        spec, order, seen = self.spec, self._order, self.seen
-        # While the trial still ends. A script has no seed; else, it may be that of a process started ahead.
+        spec, job, seen = self.spec, self._job, self.seen
+        # Built while the trial still ends. A script has no seed; a process that was started ahead has its own.
         seed = None if spec.workload.target == SCRIPT_TARGET else self._seed
         number = spec.trial_index if self._is_typed else self._start_index
-        drawn = {"seed": seed, "hash_seed": None if number is None else order.hash_seed(number)}
-        request = request_of(spec, order.inherited, timeout=order.timeout).model_copy(update=drawn)
+        drawn = {"seed": seed, "hash_seed": None if number is None else job.hash_seed(number)}
+        request = request_of(spec, job.inherited, timeout=job.timeout).model_copy(update=drawn)
         while self._task is not None and self._advance():
             pass
         failure = conclude(seen)[1]
@@ -396,7 +383,7 @@ class ProcessTrial:
                     self._note(f"from attempt {state.attempt} on, {state.world_size} ranks instead of {before}")
                 before = state.world_size
         if is_command(spec.workload.target) and self._place is not None:
-            here = order.inherited
+            here = job.inherited
             results = None if here.results is None else Path(here.results)
             own = None if spec.execution.cwd == "here" else self._place.files
             opened = opened_files(self._folder, own, Path(here.cwd), results)
@@ -405,13 +392,13 @@ class ProcessTrial:
                 seen.modules = sorted({*seen.modules, *opened.modules})
             if opened is not None and seen.result is not None:
                 seen.result = replace(seen.result, output={**seen.result.output, "devices": opened.devices})
-        found = collecting.collected(self._folder, self._collectors, seen.ranks) if self._collectors else {}
+        collected = collecting.collected(self._folder, self._collectors, seen.ranks) if self._collectors else {}
         artifacts = collect_artifacts(self._folder)
         failure = conclude(seen)[1]
         crashed = failure is not None and failure.signal is not None
         if self._place is not None:
             if self._has_copy:
-                remove_unchanged(self._place.files, Path(order.inherited.cwd))
+                remove_unchanged(self._place.files, Path(job.inherited.cwd))
             artifacts |= clear_place(self._place, self._temporary, failed=failure is not None, in_use=bool(self.stuck))
         return build_record(
             spec,
@@ -423,13 +410,13 @@ class ProcessTrial:
             stacks=artifacts.get("stacks") if failure is None else stacks_to_read(seen, artifacts),
             crash=crash_text(stderr_to_read(seen, self._folder)) if crashed else None,
             request=request,
-            imposed=self._allocation.imposed(order.inherited.variables, spec.overlay),
+            imposed=self._allocation.imposed(job.inherited.variables, spec.overlay),
             side_by_side=self._allocation.side_by_side,
-            collected=found,
+            collected=collected,
         )
 
     def _advance(self) -> bool:
-        """Follow the trial until something happens; whether it goes on."""
+        """Follow the trial until something happens; returns whether it goes on."""
         task, files, seen = self._task, self._files, self.seen
         assert task is not None
         assert files is not None
@@ -507,17 +494,17 @@ class ProcessTrial:
             self._start_clock(waited="import" in self.seen.phases_sec)
         elif message["type"] == "loaded":
             self.seen.phases_sec["import"] = float(message["sec"])
-            self._limit_import(start_limits(self._order).total)
-        elif (limit := start_limits(self._order).load) is not None:
+            self._limit_import(start_limits(self._job).total)
+        elif (limit := start_limits(self._job).load) is not None:
             self._limit_import(limit)
 
     def _follow_ranks(self, *, ready: bool) -> None:
-        """Ranks that import for themselves have as long for that as any start, however short the deadline."""
+        """Give ranks that import for themselves as long as any start has, even with a shorter deadline."""
         if self.seen.timed_out or self.seen.lost is not None or self._interrupted.is_set():
             return
         self._import_limit, limit = None, self.seen.timeout
         if limit is not None and not ready:
-            self._import_limit = limit = max(limit, start_limits(self._order).total)
+            self._import_limit = limit = max(limit, start_limits(self._job).total)
         self._deadline = math.inf if limit is None else time.monotonic() + limit
         self._note_progress()
 
