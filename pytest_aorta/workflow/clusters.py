@@ -16,7 +16,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.recipe import Action, NonNegativeWhole, OneOf, PositiveWhole, Resources, Table, parse_tables
+from pytest_aorta.workflow.recipe import Action, NonNegativeWhole, PositiveWhole, Resources
+from pytest_aorta.workflow.tables import OneOf, StrictTable, parse_tables
 
 _SIZE = re.compile(r"(\d+)([KMGT]?)B?")
 _MB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
@@ -64,7 +65,7 @@ class Identify(OneOf):
         return environ.get(name) == value
 
 
-class Partition(Table):
+class Partition(StrictTable):
     name: Line
     maximum_cpus_per_job: NonNegativeWhole | None = None
     require_cpus_multiple_of: PositiveWhole | None = None
@@ -127,7 +128,7 @@ class Partition(Table):
                 yield what, asked, most
 
 
-class Cluster(Table):
+class Cluster(StrictTable):
     """A cluster. Ours are ``array_throttle``, how many jobs of an array run at a time, and ``maximum_array_size``."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -167,11 +168,11 @@ class Cluster(Table):
         )
 
 
-class ClustersTable(Table):
+class ClustersTable(StrictTable):
     cluster: tuple[Cluster, ...] = ()
 
 
-class Launcher(Table):
+class Launcher(StrictTable):
     """What a command begins with: each part that is set, followed by its number, in this order."""
 
     executable: Line | None = None

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import difflib
 import json
 import math
 import re
 import shlex
 import sys
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
@@ -24,16 +22,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    TypeAdapter,
-    ValidationError,
-    ValidationInfo,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, element, is_met
 from pytest_aorta.common.texts import identifier
@@ -43,161 +35,22 @@ from pytest_aorta.triage import margin
 from pytest_aorta.trials.command_line import label_of, words_of
 from pytest_aorta.trials.output import checked_metric, checked_regex
 from pytest_aorta.trials.readers import checked_source
-from pytest_aorta.workflow.finding import FILES_OF_ROW, RecipeError, UnknownKey
+from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.tables import (
+    Location,
+    OneOf,
+    StrictTable,
+    completed,
+    key_lines,
+    line_of,
+    read_toml,
+    validated,
+)
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib  # pytest needs it there
-
-# What is wrong with a file of tables, TOML or YAML, in one sentence: where, what, and what would be valid
-
-#: Names and indexes from the root, as pydantic has them: ``("action", 0, "group", "maximum_size")``.
-Location = tuple[str | int, ...]
-
-_NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
-_LINE = re.compile(rf"\s*(?P<header>\[\[?)?\s*(?P<names>{_NAME}(?:\s*\.\s*{_NAME})*)\s*[\]=]")
-
-#: Characters of a bad value that are shown.
-_SHOWN = 100
-
-#: Tables whose values may be secrets.
-_SECRET = {"extra_env", "config", "workload_config", "env"}
-
-#: Python's words in messages of pydantic, and TOML's.
-_WORDS = [
-    (r"a valid (dictionary or instance of \w+|dictionary|mapping)", "a table"),
-    (r"a valid (tuple|list)", "an array"),
-    (r"a valid integer\b.*", "a whole number"),
-    (r"a valid (string|number)\b.*", r"a \1"),
-    (r"a valid boolean\b.*", "true or false"),
-    (r"a valid timedelta\b.*", 'a duration such as "02:30:00"'),
-    (r"greater than or equal to", "a number of at least"),
-    (r"greater than", "a number above"),
-    (r"(Tuple|List) should have at least 1 .*", "an array that is not empty"),
-    (r"(Tuple|List) should have at most (\d+) .*", r"an array of at most \2 elements"),
-    (r"String should match pattern '(.*)'", r"a string that matches \1"),
-    (r"Field required", "more elements"),
-]
-
-
-def key_lines(text: str) -> Mapping[Location, int]:
-    """The lines of keys and tables in a valid TOML text, counted from 1; tomllib keeps no positions.
-
-    Keys within inline tables and arrays are not listed.
-    """
-    found: dict[Location, int] = {(): 1}
-    counts: dict[Location, int] = {}  # of the elements of arrays of tables
-    table: Location = ()
-    quote = None  # of the long string that a line is in
-    for number, line in enumerate(text.splitlines(), 1):
-        if quote is None and (match := _LINE.match(line)):
-            names = [name.strip("\"'") for name in re.findall(_NAME, match["names"])]
-            if match["header"]:
-                table = ()
-                for name in names:
-                    table = (*table, name)
-                    if match["header"] == "[[" and len(names) == len([each for each in table if type(each) is str]):
-                        counts[table] = counts.get(table, -1) + 1
-                    if table in counts:
-                        table = (*table, counts[table])
-                found.setdefault(table, number)
-            else:
-                for end in range(1, len(names) + 1):
-                    found.setdefault((*table, *names[:end]), number)
-        for delimiter in re.findall(r'"""|' + "'''", line):
-            quote = delimiter if quote is None else None if quote == delimiter else quote
-    return found
-
-
-def line_of(lines: Mapping[Location, int], location: Sequence[str | int]) -> int:
-    return next(lines[tuple(location[:end])] for end in range(len(location), -1, -1) if tuple(location[:end]) in lines)
-
-
-def check_table(
-    table: type[BaseModel], content: Any, useless: Collection[str] = (), unknown: list[str] | None = None
-) -> Any:
-    """The table; raise what pydantic reports where ``content`` is none, or has a key that it has not.
-
-    ``useless``: keys that are known, but not worth naming. ``unknown``: takes the keys that are like none of those that
-    are known, which are left out; without it, they are errors as well.
-    """
-    keys = sorted({field.alias or name for name, field in table.model_fields.items()})
-    if not isinstance(content, Mapping):
-        with_keys = f" with {', '.join(keys)}" if len(keys) <= 10 else ""
-        raise PydanticCustomError("no_table", "{what}", {"what": f"a table{with_keys}"})
-    for key in content:
-        if key not in keys:
-            valid = [each for each in keys if each not in useless]
-            nearest = difflib.get_close_matches(str(key).casefold(), valid, 1)
-            if not nearest and unknown is not None:
-                unknown.append(str(key))
-                content = {name: value for name, value in content.items() if name != key}
-                continue
-            question = f"did you mean {nearest[0]!r}? " if nearest else ""
-            sentence = f"unknown key {key!r}; {question}valid: {', '.join(valid)}"
-            raise PydanticCustomError("unknown_key", "{sentence}", {"key": key, "sentence": sentence})
-    return content
-
-
-def describe(error: ValidationError, content: Any) -> tuple[Location, str]:
-    """The first error in the content of a file: where it is, and a sentence."""
-    errors = error.errors(include_url=False)
-    found, steps = errors[0], errors[0]["loc"]
-    is_key = steps[-1:] == ("[key]",)
-    location = _known(steps[:-2] if is_key else steps, content)
-    place = _place(location, content)
-    if found["type"] == "unknown_key":
-        return (*location, found["ctx"]["key"]), f"{place}: {found['msg']}" if place else found["msg"]
-    if found["type"] == "missing" and isinstance(steps[-1], str):
-        sentence = f"key {steps[-1]!r} is missing"
-        return location, f"{place}: {sentence}" if place else sentence
-    place, value = place or "the file", found["input"]
-    if is_key:
-        return location, f"{place}: key {value!r}: expected a string"
-    if found["type"] == "value_error":
-        shown = "" if isinstance(value, dict) else _shown(location, value)
-        return location, f"{place}{shown}: {found['msg'].removeprefix('Value error, ')}"
-    expected = dict.fromkeys(_words(each["msg"]) for each in errors if _known(each["loc"], content) == location)
-    return location, f"{place}{_shown(location, value)}: expected {' or '.join(expected)}"
-
-
-def _words(message: str) -> str:
-    message = message.removeprefix("Input should be ")
-    for python, toml in _WORDS:
-        message = re.sub(python, toml, message)
-    return message
-
-
-def _place(location: Location, content: Any) -> str:
-    beginning = ""
-    if len(location) > 1 and location[0] == "action" and isinstance(location[1], int):
-        action = content["action"][location[1]]
-        name = action.get("name") if isinstance(action, Mapping) else None
-        beginning = f"action {name!r}" if isinstance(name, str) else f"action number {location[1] + 1}"
-        location = location[2:]
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).lstrip(".")
-    return ": ".join(filter(None, (beginning, path)))
-
-
-def _known(location: Sequence[str | int], content: Any) -> Location:
-    for position, step in enumerate(location):
-        try:
-            content = content[step]
-        except (LookupError, TypeError):
-            return tuple(location[:position])
-    return tuple(location)
-
-
-def _shown(location: Location, value: object) -> str:
-    if not _SECRET.isdisjoint(location) or "{" in str(value):
-        names = {str: "a string", list: "an array", dict: "a table", bool: "a boolean", int: "an integer"}
-        others = {float: "a float", type(None): "null"}
-        return f" is {(names | others).get(type(value), 'a date or a time')}"
-    text = repr(value) if isinstance(value, (str, list)) else str(value)
-    text = {"True": "true", "False": "false", "None": "null"}.get(text, text)
-    return f" = {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
-
+    pass  # pytest needs it there
 
 # The tables
 
@@ -321,47 +174,6 @@ def shell_commands(command: str, directories: Sequence[str], values: Sequence[Js
     return lines
 
 
-class Table(BaseModel):
-    """A table of a file. A key that it does not know is an error, or goes to the context of the validation."""
-
-    # Their schemas are built when a file is read, of which most commands read one.
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_a_table(cls, content: Any, info: ValidationInfo) -> Any:
-        return (
-            content if isinstance(content, cls) else check_table(cls, content, cls.useless_keys(content), info.context)
-        )
-
-    @classmethod
-    def useless_keys(cls, content: Any) -> set[str]:
-        return set()
-
-
-class OneOf(Table):
-    """A table of which exactly one key is set."""
-
-    def model_post_init(self, context: object) -> None:
-        if len(self.model_fields_set) != 1:
-            raise ValueError(f"set exactly one of {', '.join(type(self).model_fields)}")
-
-
-def completed(ours: Any, theirs: Any) -> Any:
-    """A table with the keys that it leaves out from a template; so are tables within it, and those by name.
-
-    Tables of which one key excludes the others are taken whole.
-    """
-    if isinstance(ours, Table) and isinstance(theirs, Table) and not isinstance(ours, OneOf):
-        update = {name: getattr(theirs, name) for name in theirs.model_fields_set}
-        for name in update.keys() & ours.model_fields_set:
-            update[name] = completed(getattr(ours, name), update[name])
-        return ours.model_copy(update=update)
-    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        return {**theirs, **ours, **{name: completed(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}}
-    return ours
-
-
 class Selector(OneOf):
     condition: Condition | None = None
     all: tuple[Condition, ...] | None = None
@@ -374,7 +186,7 @@ class Selector(OneOf):
         return builtins.all(is_met(value, *condition, directory) for condition in conditions or ())
 
 
-class Group(Table):
+class Group(StrictTable):
     """How the directories of an action are selected, sorted and split, see ``workflow.groups``."""
 
     include: tuple[Selector, ...] = ()
@@ -423,7 +235,7 @@ class Cost:
         return " and ".join(f"{hours} {unit}" for hours, unit in shown) or "0 CPU-hours"
 
 
-class Resources(Table):
+class Resources(StrictTable):
     """What a job over so many directories asks for; keys that are left out have Row's defaults."""
 
     processes: Processes | None = None
@@ -475,12 +287,12 @@ class Resources(Table):
         return Cost(cpu_hours=hours * (self.threads_per_process or 1))
 
 
-class WorkspaceTable(Table):
+class WorkspaceTable(StrictTable):
     path: Path = Path("workspace")
     value_file: Path | None = None
 
 
-class SubmitOptions(Table):
+class SubmitOptions(StrictTable):
     """What jobs on one cluster need besides resources."""
 
     account: str | None = None
@@ -508,14 +320,14 @@ def _factor(value: Any) -> Any:
     return float(value[1:]) if isinstance(value, str) and re.fullmatch(r"x\d+(\.\d+)?", value) else value
 
 
-class Again(Table):
+class Again(StrictTable):
     """How often what a job has lost is submitted again by ``--watch``; ``memory``: times what the one before had."""
 
     times: WholeNumber = 1
     memory: Annotated[float, Field(gt=1), BeforeValidator(_factor)] | None = None
 
 
-class Retry(Table):
+class Retry(StrictTable):
     """By how jobs have ended: a lost node or a preemption, too little memory, the time limit."""
 
     infrastructure: WholeNumber | Again = 2
@@ -527,20 +339,20 @@ class Retry(Table):
         return found if isinstance(found, Again) else Again(times=found)
 
 
-class Distributed(Table):
+class Distributed(StrictTable):
     nproc: PositiveWhole | None = None
     launcher: Literal["auto", "elastic", "torchrun", "external"] = "auto"
     elastic: Mapping[str, str | WholeNumber | Number] = Field(default_factory=dict)
 
 
-class CommandTable(Table):
+class CommandTable(StrictTable):
     command: str | None = None
     products: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
     each: Literal["directory", "trial", "cell", "matrix", "node"] = "directory"
 
 
-class OutputTable(Table):
+class OutputTable(StrictTable):
     """What is looked for in what the trials of a command print."""
 
     fail_on: Regexes = ()
@@ -557,7 +369,7 @@ class OutputTable(Table):
 Axis = Annotated[tuple[tuple[str, ...], ...], _read_by(variations)]
 
 
-class MatrixTable(Table):
+class MatrixTable(StrictTable):
     workload: str | None = None
     trials: PositiveWhole = 1
     cell_trials: Mapping[str, PositiveWhole] = Field(default_factory=dict)
@@ -621,11 +433,11 @@ class ActionTable(CommandTable, MatrixTable, OutputTable):
 _OF_TRIALS = {*MatrixTable.model_fields, *OutputTable.model_fields}
 
 
-class DefaultTable(Table):
+class DefaultTable(StrictTable):
     action: ActionTable = ActionTable()
 
 
-class RecipeTable(Table):
+class RecipeTable(StrictTable):
     workspace: WorkspaceTable = WorkspaceTable()
     default: DefaultTable = DefaultTable()
     action: tuple[ActionTable, ...] = ()
@@ -734,9 +546,9 @@ def read_recipe(file: Path) -> Recipe:
 
 def parse_recipe(text: str, file: Path) -> Recipe:
     """The text of a recipe file, checked, see ``read_recipe``."""
-    content, lines = _read_toml(text, file), key_lines(text)
+    content, lines = read_toml(text, file), key_lines(text)
     content, lines = _with_action_at_the_top(content, lines, file)
-    table: RecipeTable = _validated(RecipeTable, content, lines, file)
+    table: RecipeTable = validated(RecipeTable, content, lines, file)
     rules = tuple((name, each) for name, expressions in table.signatures.items() for each in expressions)
     if table.default.action.from_ is not None:
         raise RecipeError("default.action cannot have from", file, line_of(lines, ("default", "action", "from")))
@@ -848,31 +660,6 @@ def _with_action_at_the_top(
     at_top = {("action", 0, *key): line for key, line in lines.items() if key and key[0] in own}
     others = {key: value for key, value in content.items() if key not in own}
     return {**others, "action": [own]}, {**lines, **at_top}
-
-
-def parse_tables(table: Any, text: str, file: Path) -> Any:
-    return _validated(table, _read_toml(text, file), key_lines(text), file)
-
-
-def _read_toml(text: str, file: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"is not valid TOML: {error}", file) from None
-    return content
-
-
-def _validated(table: Any, content: Mapping[str, Any], lines: Mapping[Location, int], file: Path) -> Any:
-    unknown: list[str] | None = [] if file.name in FILES_OF_ROW else None
-    try:
-        found = TypeAdapter(table).validate_python(content, context=unknown)
-        for key in dict.fromkeys(unknown or ()):
-            text = f"{file}: unknown key {key!r}, perhaps of a later version of Row: it does nothing here"
-            warnings.warn(UnknownKey(text), stacklevel=2)
-        return found
-    except ValidationError as error:
-        location, sentence = describe(error, content)
-        raise RecipeError(sentence, file, line_of(lines, location)) from None
 
 
 def _check_actions(recipe: Recipe) -> None:
