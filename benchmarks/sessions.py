@@ -183,7 +183,7 @@ mitigations = {sets}
 
 [[action]]
 name = "compare"
-command = "echo {{cell_folder}}"
+command = "echo {{folder}}"
 each = "cell"
 products = ["compared.txt"]
 previous_actions = ["matrix"]

@@ -34,8 +34,7 @@ from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.workflow.recipe import Recipe
 from pytest_aorta.workspace.atomic import locked
 
-#: The second is that of earlier versions, which is read once.
-_INDEX, _STATE, _JOURNALS = "index.sqlite", "state.json", "staged"
+_INDEX, _JOURNALS = "index.sqlite", "staged"
 
 _VERSION = 2
 
@@ -97,7 +96,7 @@ class Decision(BaseModel):
 
 
 class Known(BaseModel):
-    """What is known of units; a line of a journal has what is new. So had ``state.json`` of earlier versions."""
+    """What is known of units; a line of a journal has what is new."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -109,9 +108,6 @@ class Known(BaseModel):
     outputs: dict[str, dict[str, str]] = Field(default_factory=dict)
     #: Journals that are in it, and are still there when a reader was killed.
     folded: list[str] = Field(default_factory=list)
-    #: Of earlier versions: directory to time of modification, size and content of its value file.
-    value_file: str | None = None
-    values: dict[str, tuple[int, int, Any]] = Field(default_factory=dict)
 
     def add(self, new: Known, *, forgets: bool = True) -> None:
         """Take completions, requests and decisions over; they replace what was known of the same units.
@@ -253,7 +249,7 @@ class Workspace:
         """
         found = cls(recipe, only)
         found._values = None
-        if found._journals() or (found._index / _STATE).exists():
+        if found._journals():
             with locked(found._index):
                 growing = found._fold()
             found._add(growing, growing=True)
@@ -325,17 +321,6 @@ class Workspace:
         with self._reading() as found:
             if found is not None:
                 self._load_from(found)
-        if not (self._index / _STATE).is_file():
-            return
-        try:
-            earlier = Known.model_validate(json.loads((self._index / _STATE).read_bytes()))
-        except OSError as error:
-            self.damaged[_STATE] = f"cannot be read: {error.strerror}"
-        except (ValueError, RecursionError):
-            self.damaged[_STATE] = "is damaged, or of another version"
-        else:
-            earlier.add(self.known)
-            self.known = earlier
 
     def _load_from(self, found: sqlite3.Connection) -> None:
         query = "SELECT unit, outcome, key FROM completed WHERE action = ?"
@@ -384,22 +369,16 @@ class Workspace:
         self._load()
         found = self._journals()
         ended = [path for path in found if _has_ended(path)]
-        has_earlier = (self._index / _STATE).exists()
-        new = self.known.model_copy(deep=True) if has_earlier else Known()
-        new.add(self._add(ended), forgets=False)
+        new = self._add(ended)
         self.known.folded = [path.name for path in ended]
-        if (ended or has_earlier) and not self.damaged:  # else they stay until a scan has found what is missing
+        if ended and not self.damaged:  # else they stay until a scan has found what is missing
             with contextlib.suppress(OSError):
-                self._write(new, ended)
+                with self._writing() as index:
+                    self._apply(index, new)
+                    self._note_folded(index, ended)
                 for path in ended:
                     path.unlink(missing_ok=True)
         return [path for path in found if path not in ended]
-
-    def _write(self, new: Known, folded: Iterable[Path]) -> None:
-        with self._writing() as found:
-            self._apply(found, new)
-            self._note_folded(found, folded)
-        (self._index / _STATE).unlink(missing_ok=True)
 
     def _add(self, journals: Iterable[Path], *, growing: bool = False) -> Known:
         """Take in what journals say; what is new of that."""
@@ -489,8 +468,6 @@ class Workspace:
                 self._note_folded(index, [path for path in self._journals() if path.name in self.known.folded])
                 if self._recipe.workspace.value_file is not None:
                     self._write_values(index)
-            if _STATE in self.damaged:
-                (self._index / _STATE).unlink()
         self.damaged = {}
         return changed, removed
 

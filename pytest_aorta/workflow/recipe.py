@@ -98,40 +98,41 @@ Pointer = Annotated[str, AfterValidator(check_pointer)]
 Condition = tuple[Pointer, Operator, Any]
 
 
-#: By ``each``: what stands for the folder of one unit, and for those of all units of a group.
-_FOLDERS = {
-    "directory": ("directory", "directories"),
-    "trial": ("trial_folder", "trial_folders"),
-    "cell": ("cell_folder", "cell_folders"),
-    "matrix": ("results_folder", "results_folders"),
+#: By ``each``: names of the folder of its unit. ``{directory}``, from Row, is relative to the workspace, all others are
+#: paths from where the command runs.
+_ONE = {
+    "directory": ("directory", "folder"),
+    "trial": ("folder",),
+    "cell": ("folder", "cell"),
+    "matrix": ("folder", "results"),
 }
-_ONE, _ALL = zip(*_FOLDERS.values(), strict=True)
 
-#: By ``each``: paths from where the command runs, and which of them are other names of the folder of its unit.
-_PATHS = {
-    "directory": (("folder",), ("folder",)),
-    "trial": (("folder", "cell", "results"), ("folder",)),
-    "cell": (("folder", "cell", "results"), ("folder", "cell")),
-    "matrix": (("folder", "results"), ("folder", "results")),
+#: All units of a group, in one command.
+_ALL = ("directories", "folders")
+
+#: By placeholder: the values of ``each`` that it is for, where it is not for all.
+_ONLY_FOR = {
+    "directory": ("directory",),
+    "directories": ("directory",),
+    "cell": ("trial", "cell"),
+    "results": ("trial", "cell", "matrix"),
 }
-_NEW = _PATHS["cell"][0]
 
 #: Folders, ``{workspace_path}`` and JSON pointers; other braces are the shell's.
-_PLACEHOLDER = re.compile(rf"\{{({'|'.join([*_ONE, *_ALL, *_NEW])}|workspace_path|/[^{{}}]*)\}}")
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join(_ALL)}|directory|folder|cell|results|workspace_path|/[^{{}}]*)\}}")
 
 
 def check_command(command: str, each: str = "directory") -> None:
     found = _PLACEHOLDER.findall(command)
-    one, all_of_them = _FOLDERS[each]
-    for wrong in {*_ONE, *_ALL, *_NEW} - {one, all_of_them, *_PATHS[each][0]}:
-        if wrong in found:
-            kinds = [kind for kind in _FOLDERS if wrong in _FOLDERS[kind] or wrong in _PATHS[kind][0]]
+    one, all_of_them = _ONE[each][0], _ALL[each != "directory"]
+    for wrong, kinds in _ONLY_FOR.items():
+        if wrong in found and each not in kinds:
             raise ValueError(
                 f"the command {command!r} has {{{wrong}}}, which is for each = {' or '.join(map(repr, kinds))}; for "
                 f"each = {each!r}, {{{one}}}"
             )
-    has_one = not {one, *_PATHS[each][1]}.isdisjoint(found)
-    if has_one == (all_of_them in found):
+    has_one, has_all = (not {*names}.isdisjoint(found) for names in (_ONE[each], _ALL))
+    if has_one == has_all:
         both = "both" if has_one else "neither"
         hint = "" if has_one else ", or trials = N to be run for its own sake"
         raise ValueError(
@@ -139,14 +140,14 @@ def check_command(command: str, each: str = "directory") -> None:
         )
     for pointer in found:
         if pointer.startswith("/"):
-            if all_of_them in found:
+            if has_all:
                 raise ValueError(f"{{{pointer}}} is an element of one {each}; it cannot be used with {{{all_of_them}}}")
             check_pointer(pointer)
 
 
 def works_on_directories(command: str) -> bool:
-    """Whether a command names what only one on directories, cells or trials has."""
-    return any(name not in _NEW for name in _PLACEHOLDER.findall(command))
+    """Whether a command has a placeholder that commands of trials cannot have."""
+    return any(name not in ("folder", "cell", "results") for name in _PLACEHOLDER.findall(command))
 
 
 _TRIAL_FOLDER = re.compile(r"trial_\d+")
@@ -159,14 +160,15 @@ def takes_all(command: str) -> bool:
 def shell_commands(command: str, directories: Sequence[str], values: Sequence[Json], workspace: Path) -> list[str]:
     """The lines for a shell: one per directory, or one for all; raises ``RequestError`` where a value lacks one."""
     lines = []
-    runs = [(shlex.join(directories), None)] if takes_all(command) else zip(directories, values, strict=True)
+    runs = [("", None)] if takes_all(command) else zip(directories, values, strict=True)
+    all_of_them = {"directories": shlex.join(directories)}
+    all_of_them["folders"] = shlex.join(str(workspace / name) for name in directories)
     for name, value in runs:
-        words = {**dict.fromkeys(_ALL, name), **dict.fromkeys(_ONE, shlex.quote(name))}
-        words["workspace_path"] = shlex.quote(str(workspace))
+        words = {**all_of_them, "directory": shlex.quote(name), "workspace_path": shlex.quote(str(workspace))}
         path = Path(name)  # RESULTS/WORKLOAD/CELL/trial_N, without the cell where there is only one
         cell = path.parent if _TRIAL_FOLDER.fullmatch(path.name) else path
-        folders = (path, cell, Path(*path.parts[:1]))
-        words |= {key: shlex.quote(str(workspace / each)) for key, each in zip(_NEW, folders, strict=True)}
+        folders = {"folder": path, "cell": cell, "results": Path(*path.parts[:1])}
+        words |= {key: shlex.quote(str(workspace / each)) for key, each in folders.items()}
         for pointer in [each for each in _PLACEHOLDER.findall(command) if each.startswith("/")]:
             found = element(value, pointer, name)
             words[pointer] = shlex.quote(found if isinstance(found, str) else json.dumps(found))

@@ -263,8 +263,8 @@ def test_folders_are_paths_from_where_a_command_runs(each: str, paths: str, line
             "has {cell}, which is for each = 'trial' or 'cell'; for each = 'directory', {direct",
         ),
         ("run {results}", "directory", "has {results}, which is for each = 'trial' or 'cell' or 'matrix'"),
-        ("run {results}", "cell", "has neither of {cell_folder} and {cell_folders}"),
-        ("run {folder} {trial_folders}", "trial", "has both of"),
+        ("run {results}", "cell", "has neither of {folder} and {folders}"),
+        ("run {folder} {folders}", "trial", "has both of"),
     ],
 )
 def test_folders_that_a_command_has_not_are_refused(command: str, each: str, why: str) -> None:

@@ -96,34 +96,16 @@ def test_decisions_add_up_as_long_as_they_are_about_the_same(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "[]", '{"version": 99}', "\udcff", "[" * 100_000, '{"completed": {"one": ["a"]}}'),
+        *("{", "[]", '{"version": 99}', "\udcff", "[" * 100_000, '{"completed": {"one": ["a"]}}'),
         *('{"completed": {"one": {"a": ["exploded", ""]}}}', '{"requests": {"k": {"digest": 7}}}', '{"other": 1}'),
     ],
     ids=lambda text: text[:60],
 )
-def test_a_damaged_cache_counts_as_empty_and_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / ".aorta").mkdir()
-    (tmp_path / ".aorta/state.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+def test_a_damaged_line_of_a_journal_counts_as_empty_and_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".aorta/staged").mkdir(parents=True)
+    (tmp_path / ".aorta/staged/1.jsonl").write_bytes(f"{text}\n".encode("utf-8", "surrogateescape"))
     found = read(tmp_path)
-    assert (found.known.completed, list(found.damaged)) == ({}, ["state.json"])
-
-
-def test_the_cache_of_an_earlier_version_is_read_once(tmp_path: Path) -> None:
-    earlier = Known(
-        completed={"one": {"a": ("completed", "k"), "\udcff": ("failed", "")}, "matrix": {"c/0": ("ok", REQUEST.key)}},
-        requests={REQUEST.key: REQUEST},
-        decided={"matrix": Decision(asked="x", cells={"c": "why"})},
-        outputs={"one": {"\udcff": "the end \udcff"}},
-    )
-    (tmp_path / ".aorta").mkdir()
-    (tmp_path / ".aorta/state.json").write_text(earlier.text())
-    with closing(Journal(tmp_path / ".aorta")) as journal:
-        journal.add("one", "a", None)
-    earlier.completed["one"].pop("a")
-    for _ in range(2):
-        found = read(tmp_path)
-        assert (found.damaged, found.known) == ({}, earlier.model_copy(update={"folded": found.known.folded}))
-        assert not (tmp_path / ".aorta/state.json").exists()
+    assert (found.known.completed, found.damaged) == ({}, {"staged/1.jsonl": "has 1 line that cannot be read"})
 
 
 @pytest.mark.parametrize("text", ["", "{", "SQLite format 3\0" + "x" * 5000])

@@ -26,7 +26,7 @@ mitigations = ["none", "fix"]
 [[action]]
 name = "compare"
 each = "cell"
-command = "ls workspace/{cell_folder} > workspace/{cell_folder}/listing"
+command = "ls {folder} > {folder}/listing"
 products = ["listing"]
 previous_actions = ["matrix"]
 """
