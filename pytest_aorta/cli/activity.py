@@ -37,7 +37,7 @@ _OF_OTHERS = re.compile(r"<|.*/(?:site-packages|dist-packages|lib/python3\.\d+|p
 _WAITS_FOR_THREADS = {"join", "_shutdown", "_wait_for_tstate_lock"}
 
 
-class Frame(NamedTuple):
+class DumpedFrame(NamedTuple):
     file: str
     line: int
     function: str
@@ -60,12 +60,12 @@ def place_in(stacks: str) -> str:
     less than those.
     """
     threads = [
-        [Frame(each["file"], int(each["line"]), each["function"]) for each in _FRAME.finditer(part)]
+        [DumpedFrame(each["file"], int(each["line"]), each["function"]) for each in _FRAME.finditer(part)]
         for part in re.split(r"^(?:Current thread|Thread) 0x", stacks, flags=re.MULTILINE)
     ]
     threads = [frames for frames in threads if frames]
 
-    def says(frames: list[Frame]) -> tuple[bool, bool]:
+    def says(frames: list[DumpedFrame]) -> tuple[bool, bool]:
         waits = frames[0].function in _WAITS_FOR_THREADS and frames[0].file.endswith("threading.py")
         return not waits, any(not frame.is_of_others for frame in frames)
 

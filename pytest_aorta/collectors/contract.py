@@ -60,7 +60,7 @@ class Preparation:
 
 
 @dataclass(frozen=True)
-class Summary:
+class CollectorSummary:
     """What a collector has found in a trial: one sentence, empty for nothing; plain data; files, below its folder."""
 
     sentence: str = ""
@@ -89,7 +89,7 @@ class Collector:
     def __init__(self, given: Mapping[str, Value]) -> None:
         self.given = {**{name: default for name, (default, _) in self.options.items()}, **given}
 
-    def prepare(self, context: Context) -> Preparation:
+    def preparation(self, context: Context) -> Preparation:
         """What the trial needs before it starts; also called once before the first trial of a cell. Makes no files.
 
         Raises:
@@ -97,9 +97,9 @@ class Collector:
         """
         return Preparation()
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         """What was found, when the processes of the trial are gone; ``ranks`` are those that have begun."""
-        return Summary()
+        return CollectorSummary()
 
 
 def load(texts: Iterable[str], registry: Registry | None = None) -> dict[str, Collector]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pytest_aorta.collectors.contract import Collector, Summary, Value
+from pytest_aorta.collectors.contract import Collector, CollectorSummary, Value
 
 #: Order of the phases within a step.
 _PHASES = ("forward", "backward", "gradients", "optimizer")
@@ -29,7 +29,7 @@ class Numerics(Collector):
     }
     in_process: ClassVar[Path | None] = Path(__file__).with_name("in_process") / "numerics.py"
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         told = {
             int(path.stem.removeprefix("rank_")): json.loads(path.read_text())
             for path in sorted(folder.glob("rank_*.json"))
@@ -49,12 +49,12 @@ class Numerics(Collector):
         for path in folder.glob("rank_*.json"):
             path.unlink()
         if not found:
-            return Summary("", data, artifacts)
-        first = min(found, key=lambda rank: _place(found[rank]))
-        together = sorted(rank for rank in found if _place(found[rank]) == _place(found[first]))
+            return CollectorSummary("", data, artifacts)
+        first = min(found, key=lambda rank: _order_of(found[rank]))
+        together = sorted(rank for rank in found if _order_of(found[rank]) == _order_of(found[first]))
         data["first"] = {"rank": first, **found[first]}
         data["reached"] = {str(rank): _how(found[rank], found[first]) for rank in sorted(found) if rank not in together}
-        return Summary(self._sentence(found[first], together, told, data["reached"]), data, artifacts)
+        return CollectorSummary(self._sentence(found[first], together, told, data["reached"]), data, artifacts)
 
     def _sentence(
         self, bad: Mapping[str, Any], ranks: Sequence[int], told: Mapping[int, Any], reached: Mapping[str, str]
@@ -74,7 +74,7 @@ class Numerics(Collector):
         return text
 
 
-def _place(bad: Mapping[str, Any]) -> tuple[int, int, int]:
+def _order_of(bad: Mapping[str, Any]) -> tuple[int, int, int]:
     return bad["step"], _PHASES.index(bad["phase"]), bad["number"]
 
 

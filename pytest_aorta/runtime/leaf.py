@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NOTHING = SlotArgs()
 
 
-def prepare(argument: dict[str, Any]) -> dict[str, Any]:
+def import_torch(argument: dict[str, Any]) -> dict[str, Any]:
     """Once per zygote: import torch, where tensors are to be expected."""
     if argument["torch"]:
         import torch  # noqa: F401

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     from pytest_aorta.runtime.callables import CallableHandle, Callables
     from pytest_aorta.runtime.dispatcher import GraphRun
-    from pytest_aorta.runtime.graph import Footprint, Node, State, Tag
+    from pytest_aorta.runtime.graph import Footprint, GraphNode, State, Tag
     from pytest_aorta.runtime.tensors import Heap, Slab
 
 
 class TaskRef:
     """A task that was submitted."""
 
-    def __init__(self, dispatcher: Dispatcher, node: Node, outputs: tuple[torch.Tensor, ...] = ()) -> None:
+    def __init__(self, dispatcher: Dispatcher, node: GraphNode, outputs: tuple[torch.Tensor, ...] = ()) -> None:
         self._dispatcher = dispatcher
         self._node = node
         #: The tensors that were allocated for ``TaskArgs.add_output``, in order; of a group, those of all members.
@@ -246,7 +246,7 @@ class Orchestrator:
         self._callables = callables
         self._resolve = callables.resolve
         self._ring_timeout = ring_timeout
-        self._scopes: list[list[Node]] = [[]]
+        self._scopes: list[list[GraphNode]] = [[]]
 
     def submit_sub(
         self,
@@ -397,7 +397,7 @@ class Orchestrator:
         self._scopes[-1].append(self._keep(slab))
         return tensor
 
-    def _keep(self, slab: Slab) -> Node:
+    def _keep(self, slab: Slab) -> GraphNode:
         with SIGINT_HELD:
             try:
                 return self._dispatcher.add_memory(self._run, slab)
@@ -440,7 +440,7 @@ class Orchestrator:
         if task.args is None and not task.group:  # what there are most of
             return TaskRef(self._dispatcher, self._add(task, [], producers))
         outputs: list[torch.Tensor] = []
-        output_nodes: list[Node] = []
+        output_nodes: list[GraphNode] = []
         copies: dict[int, torch.Tensor] = {}
 
         def output(blank: torch.Tensor) -> torch.Tensor:
@@ -471,7 +471,7 @@ class Orchestrator:
             raise
         return TaskRef(self._dispatcher, node, tuple(outputs))
 
-    def _producers(self, after: Iterable[TaskRef]) -> list[Node]:
+    def _producers(self, after: Iterable[TaskRef]) -> list[GraphNode]:
         producers = []
         for ref in listed("after", after, _AFTER):
             expect("after", ref, TaskRef, _AFTER)
@@ -480,7 +480,7 @@ class Orchestrator:
             producers.append(ref._node)
         return producers
 
-    def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[Node]) -> Node:
+    def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[GraphNode]) -> GraphNode:
         give_up = math.inf if self._ring_timeout is None else time.monotonic() + self._ring_timeout
         definition = task.members[0].definition
         assert definition is not None

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,24 +55,27 @@ def disregard(numbers: Iterable[int]) -> dict[int, Any]:
     return before
 
 
+def _psutil() -> ModuleType:
+    """Imported when it is needed: children of a trial use this file where psutil may not be installed."""
+    import psutil
+
+    return psutil
+
+
 def children_of_self() -> list[int]:
     """Pids of this process's direct children, adopted ones included."""
     try:
         return list(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        import psutil
-
-        return [child.pid for child in psutil.Process().children()]
+        return [child.pid for child in _psutil().Process().children()]
 
 
 def tree(roots: Iterable[int]) -> list[int]:
     """``roots`` and all their descendants that still exist."""
-    import psutil
-
     found: dict[int, None] = {}
     for root in roots:
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(root)
+        with contextlib.suppress(_psutil().Error):
+            process = _psutil().Process(root)
             found[root] = None
             for descendant in process.children(recursive=True):
                 found[descendant.pid] = None
@@ -89,27 +93,23 @@ class Family:
         self._seen: dict[int, psutil.Process] = {}
 
     def members(self) -> list[int]:
-        import psutil
-
         for pid in tree(self._roots()):
-            with contextlib.suppress(psutil.Error):
-                self._seen.setdefault(pid, psutil.Process(pid))
+            with contextlib.suppress(_psutil().Error):
+                self._seen.setdefault(pid, _psutil().Process(pid))
         found = []
         for pid, process in self._seen.items():
-            with contextlib.suppress(psutil.Error):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            with contextlib.suppress(_psutil().Error):
+                if process.is_running() and process.status() != _psutil().STATUS_ZOMBIE:
                     found.append(pid)
         return found
 
 
 def describe(pid: int, *, state: bool = False) -> str:
     """Name and pid, for messages; ``state``: what the kernel says that it does (``disk-sleep``: uninterruptible)."""
-    import psutil
-
     try:
-        process = psutil.Process(pid)
+        process = _psutil().Process(pid)
         return f"{process.name()} (pid {pid}{', ' + process.status() if state else ''})"
-    except psutil.Error:
+    except _psutil().Error:
         return f"pid {pid}"
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.graph import Footprint, Node
+from pytest_aorta.runtime.graph import Footprint, GraphNode
 
 if TYPE_CHECKING:
     import torch
@@ -123,7 +123,7 @@ class Slab:
     offset: int
     size: int
     #: Of the graph: held by the scope in which it was allocated, and by the tasks that use it.
-    node: Node | None = None
+    node: GraphNode | None = None
     #: Whether no task uses it any more; whether no tensor does.
     released: bool = False
     dropped: bool = False

@@ -451,7 +451,7 @@ class ChildProcesses:
         self._spec = ZygoteSpec(
             command=(sys.executable,),
             environ=dict(os.environ),
-            prepare="pytest_aorta.runtime.leaf:prepare",
+            prepare="pytest_aorta.runtime.leaf:import_torch",
             argument={"torch": expects_tensors()},
             run="pytest_aorta.runtime.leaf:serve",
             sys_path=tuple(entry or os.getcwd() for entry in sys.path),

@@ -81,7 +81,7 @@ def main(fd: int, parent: int) -> None:
     info, against, run = {}, [], None
     try:
         if not order["fresh"]:
-            info = prepare(order, control.send)
+            info = load_and_prepare(order, control.send)
             against = process_tree.reasons_against_forking()
             run = resolve_name(order["run"])
     except BaseException as error:
@@ -103,7 +103,7 @@ def main(fd: int, parent: int) -> None:
     ForkServer(control, order, run, owner).serve()
 
 
-def prepare(order: Message, report: Callable[[Mapping[str, Any]], object]) -> Any:
+def load_and_prepare(order: Message, report: Callable[[Mapping[str, Any]], object]) -> Any:
     """Load, then prepare; what ``ZygoteSpec.prepare`` returns. ``report`` receives when the loading begins and ends.
 
     Our own imports are not part of it: the parent limits its time.
@@ -487,7 +487,7 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
             os.sched_setaffinity(0, task["cores"])
         if run is None:
             try:
-                info = prepare(order, channel.send)
+                info = load_and_prepare(order, channel.send)
                 run = resolve_name(order["run"])
             except BaseException as error:
                 channel.send({"type": "failed", "error": describe_exception(error)})

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.recipe import Action, NonNegativeWhole, PositiveWhole, Resources
+from pytest_aorta.workflow.recipe import Action, JobResources, NonNegativeWhole, PositiveWhole
 from pytest_aorta.workflow.tables import OneOf, StrictTable, parse_tables
 
 _SIZE = re.compile(r"(\d+)([KMGT]?)B?")
@@ -90,7 +90,7 @@ class Partition(StrictTable):
         names = {f"{name}_mb": name for name in ("memory_per_cpu", "memory_per_gpu")}
         return {names.get(key, key): f"{value}M" if key in names else value for key, value in content.items()}
 
-    def reasons_against(self, resources: Resources, directories: int) -> Iterator[str]:
+    def reasons_against(self, resources: JobResources, directories: int) -> Iterator[str]:
         cpus, gpus = resources.total_cpus(directories), resources.total_gpus(directories)
         if self.maximum_cpus_per_job is not None and cpus > self.maximum_cpus_per_job:
             yield f"at most {self.maximum_cpus_per_job} CPUs"
@@ -106,7 +106,7 @@ class Partition(StrictTable):
             if asked > _megabytes(most):
                 yield f"at most {most} of memory per {what}, not {asked}M"
 
-    def warnings(self, resources: Resources, directories: int) -> Iterator[str]:
+    def warnings(self, resources: JobResources, directories: int) -> Iterator[str]:
         """What it would rather have, such as a number of CPUs that leaves no part of a node idle."""
         cpus, gpus = resources.total_cpus(directories), resources.total_gpus(directories)
         if self.warn_cpus_not_multiple_of and cpus % self.warn_cpus_not_multiple_of:
@@ -117,7 +117,7 @@ class Partition(StrictTable):
             if asked < _megabytes(most):
                 yield f"partition {self.name}: {asked}M of memory per {what} is asked for, and {most} would be there"
 
-    def _memory(self, resources: Resources) -> Iterator[tuple[str, int, str]]:
+    def _memory(self, resources: JobResources) -> Iterator[tuple[str, int, str]]:
         """What is asked for and limited: of which part, how many MB, and the limit."""
         memory = resources.memory
         for what, asked, most in (
@@ -140,7 +140,7 @@ class Cluster(StrictTable):
     array_throttle: PositiveWhole | None = None
     maximum_array_size: PositiveWhole = 1000
 
-    def choose_partition(self, name: str | None, resources: Resources, directories: int) -> Partition | None:
+    def choose_partition(self, name: str | None, resources: JobResources, directories: int) -> Partition | None:
         """The partition of this name, or the first that takes such a job and need not be asked for by its name.
 
         ``None`` for a cluster that names none: its default one.
@@ -180,7 +180,7 @@ class Launcher(StrictTable):
     threads_per_process: Line | None = None
     gpus_per_process: Line | None = None
 
-    def words(self, resources: Resources, directories: int) -> str:
+    def words(self, resources: JobResources, directories: int) -> str:
         numbers = (
             (self.processes, resources.total_processes(directories)),
             (self.threads_per_process, resources.threads_per_process),

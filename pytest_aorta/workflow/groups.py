@@ -13,7 +13,7 @@ from pathlib import Path
 from pytest_aorta.common.conditions import Json, element, sorted_by
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.recipe import Action, Group, Recipe, Resources, takes_all
+from pytest_aorta.workflow.recipe import Action, Group, JobResources, Recipe, takes_all
 
 #: A directory's name to its value.
 ValueOf = Callable[[str], Json]
@@ -148,7 +148,7 @@ def command_units(recipe: Recipe, action: Action, units: Sequence[str], value_of
 
 
 def action_variables(
-    action: str, resources: Resources, directories: int, workspace: Path, cluster: str
+    action: str, resources: JobResources, directories: int, workspace: Path, cluster: str
 ) -> dict[str, str]:
     """The variables of a job over so many directories, as Row has them; without those of what it does not ask for."""
     minutes = math.ceil(resources.total_walltime(directories) / timedelta(minutes=1))

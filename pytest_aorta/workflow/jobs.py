@@ -37,7 +37,7 @@ def log_of(task: int) -> str:
     return f"task-{task}.log"
 
 
-class Task(BaseModel):
+class JobTask(BaseModel):
     """What one job, or one task of an array, works on, and what the scheduler has said of it.
 
     ``keys``: of commands, what a completion of each unit is of, see ``Project.key_of``.
@@ -66,7 +66,7 @@ class Job(BaseModel):
     scheduler: str
     action: str
     recipe: str
-    tasks: list[Task]
+    tasks: list[JobTask]
     created: float = Field(default_factory=time.time)
     number: str | None = None
     refused: str | None = None

@@ -74,7 +74,7 @@ Completion = tuple[Outcome, str]
 Completions = dict[str, dict[str, Completion | None]]
 
 
-class Request(BaseModel):
+class RequestDigests(BaseModel):
     """What a trial was asked for: the digest of its cell's request, and digests of source files by path."""
 
     model_config = ConfigDict(frozen=True)
@@ -101,7 +101,7 @@ class Known(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     version: Literal[1] = 1
-    requests: dict[str, Request] = Field(default_factory=dict)
+    requests: dict[str, RequestDigests] = Field(default_factory=dict)
     completed: Completions = Field(default_factory=dict)
     decided: dict[str, Decision] = Field(default_factory=dict)
     #: Action to unit to the end of what a failed command has printed.
@@ -151,7 +151,7 @@ class Journal:
         action: str,
         unit: str,
         outcome: Outcome | None,
-        request: Request | None = None,
+        request: RequestDigests | None = None,
         *,
         key: str = "",
         output: str = "",
@@ -335,7 +335,7 @@ class Workspace:
         known = self.known
         known.completed = {_read(action): {_read(u): (o, k) for u, o, k in units} for action, units in rows.items()}
         for key, request in found.execute("SELECT key, request FROM requests"):
-            known.requests[key] = Request.model_validate_json(request)
+            known.requests[key] = RequestDigests.model_validate_json(request)
         for action, decision in found.execute("SELECT action, decision FROM decided"):
             known.decided[_read(action)] = Decision.model_validate_json(decision)
         for action, unit, text in found.execute("SELECT action, unit, text FROM outputs"):

@@ -28,7 +28,7 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.losses import is_in_doubt, settled
 from pytest_aorta.workflow.groups import ValueOf, command_units, grouped, included, next_wave, whole_groups
 from pytest_aorta.workflow.jobs import JOBS, Job, reconcile
-from pytest_aorta.workflow.known import Completion, Journal, Known, Request, Workspace
+from pytest_aorta.workflow.known import Completion, Journal, Known, RequestDigests, Workspace
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, present, takes_all
 from pytest_aorta.workflow.requests import (
     Requests,
@@ -352,7 +352,7 @@ class Project:
                 if completion is not None:
                     outcome, key = completion
                     if key not in current:
-                        of = known.requests.get(key, Request(digest=""))
+                        of = known.requests.get(key, RequestDigests(digest=""))
                         current[key] = of.digest == request.digest and not self.workspace.have_changed(of.sources)
                     progress = meaning.get(outcome, "stale") if current[key] else "stale"
                 if unit in submitted and progress not in ("completed", "failed"):
@@ -602,7 +602,7 @@ class Project:
                 logs = logs_in(paths.folder_in(results))
                 record = lost_record(spec, lost, logs).model_copy(update={"host": None})  # it ran on none that is known
                 store.write(paths, record.to_dict())
-                journal.add(action.name, unit_of(spec), record.exit_status, Request(digest=request_digest(spec)))
+                journal.add(action.name, unit_of(spec), record.exit_status, RequestDigests(digest=request_digest(spec)))
                 continue
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # of another version, or damaged
                 there = json.loads(file.read_bytes())

@@ -211,7 +211,7 @@ class Walltime(OneOf):
     per_directory: Duration | None = None
 
 
-class Memory(OneOf):
+class JobMemory(OneOf):
     """Memory in MB, for each core or for each GPU."""
 
     per_cpu_mb: PositiveWhole | None = None
@@ -237,13 +237,13 @@ class Cost:
         return " and ".join(f"{hours} {unit}" for hours, unit in shown) or "0 CPU-hours"
 
 
-class Resources(StrictTable):
+class JobResources(StrictTable):
     """What a job over so many directories asks for; keys that are left out have Row's defaults."""
 
     processes: Processes | None = None
     threads_per_process: PositiveWhole | None = None
     gpus_per_process: PositiveWhole | None = None
-    memory: Memory | None = None
+    memory: JobMemory | None = None
     walltime: Walltime | None = None
 
     @model_validator(mode="before")
@@ -252,15 +252,15 @@ class Resources(StrictTable):
         """Row's keys ``memory_per_cpu_mb`` and ``memory_per_gpu_mb`` are those of ``memory``."""
         if not isinstance(content, Mapping):
             return content
-        flat = {key: content[f"memory_{key}"] for key in Memory.model_fields if f"memory_{key}" in content}
+        flat = {key: content[f"memory_{key}"] for key in JobMemory.model_fields if f"memory_{key}" in content}
         others = {key: value for key, value in content.items() if key.removeprefix("memory_") not in flat}
         return {**others, "memory": {**flat, **content.get("memory", {})}} if flat else content
 
-    def with_memory(self, factor: float) -> Resources:
+    def with_memory(self, factor: float) -> JobResources:
         if self.memory is None or factor == 1:
             return self
         more = {name: math.ceil(value * factor) for name, value in self.memory if value is not None}
-        return self.model_copy(update={"memory": Memory(**more)})
+        return self.model_copy(update={"memory": JobMemory(**more)})
 
     def total_processes(self, directories: int) -> int:
         if self.processes is None:
@@ -322,7 +322,7 @@ def _factor(value: Any) -> Any:
     return float(value[1:]) if isinstance(value, str) and re.fullmatch(r"x\d+(\.\d+)?", value) else value
 
 
-class Again(StrictTable):
+class Resubmission(StrictTable):
     """How often what a job has lost is submitted again by ``--watch``; ``memory``: times what the one before had."""
 
     times: WholeNumber = 1
@@ -332,13 +332,13 @@ class Again(StrictTable):
 class Retry(StrictTable):
     """By how jobs have ended: a lost node or a preemption, too little memory, the time limit."""
 
-    infrastructure: WholeNumber | Again = 2
-    oom: WholeNumber | Again = 0
-    timeout: WholeNumber | Again = 0
+    infrastructure: WholeNumber | Resubmission = 2
+    oom: WholeNumber | Resubmission = 0
+    timeout: WholeNumber | Resubmission = 0
 
-    def again(self, reason: str) -> Again:
+    def again(self, reason: str) -> Resubmission:
         found = getattr(self, reason)
-        return found if isinstance(found, Again) else Again(times=found)
+        return found if isinstance(found, Resubmission) else Resubmission(times=found)
 
 
 class Distributed(StrictTable):
@@ -406,7 +406,7 @@ class ActionTable(CommandTable, MatrixTable, OutputTable):
     name: str | None = None
     from_: str | None = Field(default=None, alias="from")
     previous_actions: tuple[str, ...] = ()
-    resources: Resources = Resources()
+    resources: JobResources = JobResources()
     group: Group = Group()
     submit_options: Mapping[str, SubmitOptions] = Field(default_factory=dict)
     retry: Retry = Retry()

@@ -29,7 +29,7 @@ from pytest_aorta.trials.output import OutputRules
 from pytest_aorta.trials.records import canonical_json, decode_non_finite
 from pytest_aorta.trials.spec import REQUESTED, TrialSpec, requested_parts
 from pytest_aorta.trials.workload import to_plain
-from pytest_aorta.workflow.known import Request
+from pytest_aorta.workflow.known import RequestDigests
 from pytest_aorta.workflow.recipe import Action, Recipe, present
 
 #: Trials of a cell that are counted.
@@ -158,7 +158,7 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, Request] | None:
+def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, RequestDigests] | None:
     """Unit, outcome and request of a record, as it is in its file; ``None`` where it is no record of a trial."""
     cell, trial, status = (record.get(name) for name in ("cell", "trial_index", "exit_status"))
     if not isinstance(cell, str) or type(trial) is not int or not 0 <= trial < _MOST_TRIALS or status not in _STATUSES:
@@ -175,7 +175,7 @@ def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, Request] | No
             path = os.path.join(root, name) if root is not None else name
             if os.path.isabs(path) and _is_file(path):
                 sources[path] = digest
-    return f"{cell}/{trial}", status, Request(digest=recorded_digest(record) or "", sources=sources)
+    return f"{cell}/{trial}", status, RequestDigests(digest=recorded_digest(record) or "", sources=sources)
 
 
 _is_file = lru_cache(maxsize=2**16)(os.path.isfile)

@@ -31,7 +31,7 @@ from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.clusters import Cluster, Launcher, Partition, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.groups import action_variables
-from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, Task, losses
+from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, JobTask, losses
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions, nodes_file, shell_commands
 from pytest_aorta.workflow.schedulers import scheduler_of
@@ -197,7 +197,7 @@ def plan_jobs(
         partition = cluster.choose_partition(own.partition, table.resources, size)
         _check_limits(action, cluster, partition, size, kinds)
         for several in (same[start : start + largest] for start in range(0, len(same), largest)):
-            tasks = [Task(units=tuple(units), keys=tuple(map(key_of, units)) if key_of else ()) for units in several]
+            tasks = [JobTask(units=tuple(units), keys=tuple(map(key_of, units)) if key_of else ()) for units in several]
             first, more = several[0][0].replace("/", "-") or "all", f"+{size - 1}" if size > 1 else ""
             job = Job(
                 name=f"{identifier(action.name)[:60]}-{identifier(first)[:60]}{more}.{uuid.uuid4().hex[:12]}",

@@ -115,7 +115,7 @@ def describe(error: ValidationError, content: Any) -> tuple[Location, str]:
     found, steps = errors[0], errors[0]["loc"]
     is_key = steps[-1:] == ("[key]",)
     location = _known(steps[:-2] if is_key else steps, content)
-    place = _place(location, content)
+    place = _path_text(location, content)
     if found["type"] == "unknown_key":
         return (*location, found["ctx"]["key"]), f"{place}: {found['msg']}" if place else found["msg"]
     if found["type"] == "missing" and isinstance(steps[-1], str):
@@ -125,10 +125,10 @@ def describe(error: ValidationError, content: Any) -> tuple[Location, str]:
     if is_key:
         return location, f"{place}: key {value!r}: expected a string"
     if found["type"] == "value_error":
-        shown = "" if isinstance(value, dict) else _shown(location, value)
+        shown = "" if isinstance(value, dict) else _value_text(location, value)
         return location, f"{place}{shown}: {found['msg'].removeprefix('Value error, ')}"
     expected = dict.fromkeys(_words(each["msg"]) for each in errors if _known(each["loc"], content) == location)
-    return location, f"{place}{_shown(location, value)}: expected {' or '.join(expected)}"
+    return location, f"{place}{_value_text(location, value)}: expected {' or '.join(expected)}"
 
 
 def _words(message: str) -> str:
@@ -138,7 +138,7 @@ def _words(message: str) -> str:
     return message
 
 
-def _place(location: Location, content: Any) -> str:
+def _path_text(location: Location, content: Any) -> str:
     beginning = ""
     if len(location) > 1 and location[0] == "action" and isinstance(location[1], int):
         action = content["action"][location[1]]
@@ -158,7 +158,7 @@ def _known(location: Sequence[str | int], content: Any) -> Location:
     return tuple(location)
 
 
-def _shown(location: Location, value: object) -> str:
+def _value_text(location: Location, value: object) -> str:
     if not _SECRET.isdisjoint(location) or "{" in str(value):
         names = {str: "a string", list: "an array", dict: "a table", bool: "a boolean", int: "an integer"}
         others = {float: "a float", type(None): "null"}

@@ -16,11 +16,11 @@ import pytest
 from support.recipes import ONE, recipe_of
 
 from pytest_aorta.workflow import known
-from pytest_aorta.workflow.known import Decision, Journal, Known, Request, Workspace
+from pytest_aorta.workflow.known import Decision, Journal, Known, RequestDigests, Workspace
 
 RECIPE = '[workspace]\nvalue_file = "v.json"\n[[action]]\nname = "matrix"\nworkload = "gemm"\n'
 
-REQUEST = Request(digest="r1", sources={"/w.py": "d1"})
+REQUEST = RequestDigests(digest="r1", sources={"/w.py": "d1"})
 
 
 def read(folder: Path) -> Workspace:
@@ -182,7 +182,9 @@ def test_what_is_written_after_the_disk_was_full_is_whole(tmp_path: Path) -> Non
 
 
 def test_source_files_of_trials_are_written_when_they_are_others(tmp_path: Path) -> None:
-    many = Request(digest="r", sources={f"/package/module_{number}.py": "0123456789abcdef" for number in range(100)})
+    many = RequestDigests(
+        digest="r", sources={f"/package/module_{number}.py": "0123456789abcdef" for number in range(100)}
+    )
     with closing(Journal(tmp_path / ".aorta")) as journal:
         for number in range(20):
             journal.add("m", f"c/{number}", "ok", many if number != 10 else REQUEST)

@@ -16,7 +16,7 @@ from support.recipes import recipe_of
 
 from pytest_aorta.launch.record import lost_record
 from pytest_aorta.trials.records import Failure
-from pytest_aorta.workflow.known import Request
+from pytest_aorta.workflow.known import RequestDigests
 from pytest_aorta.workflow.project import (
     Blocked,
     Progress,
@@ -92,7 +92,7 @@ def project(completed: Mapping[str, Mapping[str, tuple[str, str]]] = {}) -> Proj
     found.workspace._names = ["d0", "d1"]
     for action, units in completed.items():
         for unit, (outcome, digest) in units.items():
-            request = Request(digest=digest)
+            request = RequestDigests(digest=digest)
             found.workspace.known.requests[request.key] = request
             key = request.key if digest else ""
             found.workspace.known.completed.setdefault(action, {})[unit] = (outcome, key)  # type: ignore[assignment]

@@ -35,7 +35,7 @@ _HASH = 8
 _GOLDEN = 0x9E3779B1
 
 
-class InProcess:
+class StepRecorder:
     def __init__(self, options: dict[str, Any], folder: str, rank: int | None) -> None:
         self.folder, self.rank = folder, rank or 0
         self.stem = f"process_{os.getpid()}" if rank is None else f"rank_{rank}"
@@ -374,7 +374,7 @@ def _rounded(value: float) -> Any:
     return float(f"{value:.9g}") if value == value and abs(value) != float("inf") else str(value)
 
 
-def _recorder(owner: InProcess) -> Any:
+def _recorder(owner: StepRecorder) -> Any:
     """What sees each operator between two events: an own mode, as torch's DebugMode keeps no tensors of inputs."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -470,3 +470,7 @@ def _line() -> str:
             return f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+#: What ``start.py`` makes, see ``collectors.contract``.
+InProcess = StepRecorder

@@ -37,7 +37,7 @@ class _MallInfo(ctypes.Structure):
     ]
 
 
-class InProcess:
+class MemorySampler:
     """``rank_R.jsonl`` has a line per step: its number, and bytes: held by malloc, resident, resident at most, in use
     on the device, in use there at most, kept by malloc for later. What cannot be had is null."""
 
@@ -113,3 +113,7 @@ class InProcess:
 
         # Waits until the program itself starts the device.
         torch.cuda._lazy_call(watch)
+
+
+#: What ``start.py`` makes, see ``collectors.contract``.
+InProcess = MemorySampler

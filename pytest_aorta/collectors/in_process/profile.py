@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-class InProcess:
+class StepProfiler:
     """One window of steps: begins after ``skip`` of them, and lasts ``steps``."""
 
     def __init__(self, options: dict[str, Any], folder: str, rank: int | None) -> None:
@@ -101,3 +101,7 @@ class InProcess:
         path = Path(f"{self._stem}.json")
         path.with_suffix(".tmp").write_text(json.dumps(found))
         path.with_suffix(".tmp").replace(path)
+
+
+#: What ``start.py`` makes, see ``collectors.contract``.
+InProcess = StepProfiler

@@ -61,7 +61,7 @@ def prepared(order: TrialOrder, collectors: Mapping[str, Collector]) -> TrialOrd
             nproc=spec.execution.nproc,
         )
         try:
-            found = collector.prepare(context)
+            found = collector.preparation(context)
         except Exception as error:
             said = str(error) if isinstance(error, CollectorError) else f"{type(error).__name__}: {error}"
             raise LaunchModeError(f"--aorta-collect {name}: {said}") from error
