@@ -464,10 +464,12 @@ class Heap:
         self._closed = False
         self._buffers: dict[int, Any] = {}
 
-    def in_use(self, ring: int) -> int:
+    def in_use(self) -> tuple[int, ...]:
+        """Bytes in use of each ring."""
         with self._changed:
-            self._rings[ring].reclaim()
-            return self._rings[ring].used
+            for ring in self._rings:
+                ring.reclaim()
+            return tuple(ring.used for ring in self._rings)
 
     def allocate(self, blank: torch.Tensor, depth: int) -> tuple[torch.Tensor, Slab]:
         """A tensor of the shape and type of ``blank`` whose content is undefined; waits while its ring is full.

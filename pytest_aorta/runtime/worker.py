@@ -259,6 +259,16 @@ class Worker:
         if not eligible or not eligible <= known:
             raise error(f"a callable is registered for workers {sorted(eligible)}, but there are {sorted(known)}")
 
+    @property
+    def unfinished(self) -> int:
+        """Tasks of all runs that have not ended, or whose tensors are still kept for later ones."""
+        return self._dispatcher.graph.live if self._process is not None else 0
+
+    @property
+    def memory_in_use(self) -> tuple[int, ...]:
+        """Bytes in use of each ring of ``heap_ring_size``."""
+        return self._heap.in_use() if self._process is not None else ()
+
     # Life cycle
 
     @property
@@ -288,12 +298,12 @@ class Worker:
             self._state = WorkerState.INITIALIZING
             if self._owner is None:
                 self._owner = threading.current_thread()
-            self._process = os.getpid()
             for child, _ in self.children:
                 child._state = WorkerState.DELEGATED
             spec = self._arguments
             self._dispatcher = Dispatcher(f"level {spec.level} worker", spec.grace, spec.allowed_failures)
             self._heap = Heap(spec.heap_ring_size)
+            self._process = os.getpid()
             self._processes = ChildProcesses(self._dispatcher, self.callables, self.spec, self.seed)
             self._dispatcher.release_slab = self._heap.release
             self._dispatcher.run_ended = self._processes.run_ended
