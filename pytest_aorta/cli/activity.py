@@ -172,15 +172,15 @@ class Activity:
 
     def _listening(self) -> dict[int, Path]:
         """Python processes that give their stacks, those that have started others first, and the file for them."""
-        found = {}
+        sockets = {}
         for process in self._processes():
             if not catches(process.pid, STACK_SIGNAL):
                 continue
             with contextlib.suppress(OSError):
                 links = [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{process.pid}/fd")]
                 if file := next((Path(link) for link in links if link.endswith("stacks.log")), None):
-                    found[process.pid] = file
-        return found
+                    sockets[process.pid] = file
+        return sockets
 
 
 def _stacks_of(pid: int, file: Path) -> str:

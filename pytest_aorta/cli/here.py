@@ -52,15 +52,15 @@ def list_registered(kinds: tuple[Kind, ...], workload: str | None, files: tuple[
     if workload is not None and kinds:
         raise click.UsageError(f"--workload lists the options of one workload, and no {', '.join(kinds)}")
     registry = Registry.load(list(map(Path, files)), tolerant=True)
-    found: dict[str, list[Entry]] = {}
+    sections: dict[str, list[Entry]] = {}
     if workload is not None:
-        found[OPTIONS] = _options_of_workload(registry, workload)
+        sections[OPTIONS] = _options_of_workload(registry, workload)
     for kind in kinds or (KINDS if workload is None else ()):
-        found[kind] = [_entry(registry, kind, name) for name in registry.names(kind)]
+        sections[kind] = [_entry(registry, kind, name) for name in registry.names(kind)]
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(sections, indent=1))
     else:
-        click.echo("\n\n".join(_section(kind, entries) for kind, entries in found.items()))
+        click.echo("\n\n".join(_section(kind, entries) for kind, entries in sections.items()))
 
 
 def _entry(registry: Registry, kind: Kind, name: str) -> Entry:
@@ -188,8 +188,8 @@ def env(as_json: bool, files: tuple[Path, Path] | None) -> None:
     if as_json:
         click.echo(json.dumps(snapshot, indent=1))
         return
-    found = [fact for name, content in sections(snapshot) for fact in facts_of_section(name, content).items()]
-    for number, (section, facts) in enumerate(groupby(found, key=lambda item: item[0].section)):
+    listed = [fact for name, content in sections(snapshot) for fact in facts_of_section(name, content).items()]
+    for number, (section, facts) in enumerate(groupby(listed, key=lambda item: item[0].section)):
         if number:
             click.echo()
         click.echo(click.style(section, bold=True))
@@ -225,16 +225,16 @@ def _diff(a: Path, b: Path, *, as_json: bool) -> None:
             raise RequestError(f"{file} has no environment; {expected}")
         return environments
 
-    found = differences(read(a), read(b))
+    different = differences(read(a), read(b))
     if as_json:
-        plain = [each.to_plain() for each in found]
+        plain = [each.to_plain() for each in different]
         rows = [
             {"what": each["what"], "text": each["text"], "a": each["a"][0]["value"], "b": each["b"][0]["value"]}
             for each in plain
         ]
         click.echo(json.dumps({"a": str(a), "b": str(b), "differences": rows}, indent=1))
         return
-    for each in found:
+    for each in different:
         click.echo(one_line(str(each)))
-    if not found:
+    if not different:
         click.echo("No difference in what is recorded of both.")

@@ -60,11 +60,11 @@ class Commands(click.Group):
         if name not in self.commands and name in _COMMANDS:
             module, text = _COMMANDS[name]
             commands = vars(import_module(f"pytest_aorta.cli.{module}")).values()
-            found = next(each for each in commands if isinstance(each, click.Command) and each.name == name)
-            found.help = f"{text}\n\n{inspect.cleandoc(found.help or '')}"
-            for each in (found, *(found.commands.values() if isinstance(found, click.Group) else ())):
+            command = next(each for each in commands if isinstance(each, click.Command) and each.name == name)
+            command.help = f"{text}\n\n{inspect.cleandoc(command.help or '')}"
+            for each in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):
                 each.params.append(_COLOR)
-            self.add_command(found)
+            self.add_command(command)
         return self.commands.get(name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -41,26 +41,26 @@ def merge(sources: tuple[Path, ...], destination: Path, dry_run: bool, as_json: 
         if start in end.parents or end in start.parents:
             raise RequestError(f"{given} and the destination, {destination}, lie in each other")
     with _file_errors():
-        found = Merge(roots, target)
-        if found.differences:
-            first, second = (one_line(str(path)) for path in found.differences[0])
-            others = len(found.differences) - 1
+        plan = Merge(roots, target)
+        if plan.differences:
+            first, second = (one_line(str(path)) for path in plan.differences[0])
+            others = len(plan.differences) - 1
             more = f" (and {counted(others, 'other pair')})" if others else ""
             raise RequestError(f"{first} and {second} differ{more}; nothing was merged")
         if not dry_run:
-            found.carry_out(stamp())
-            for results in sorted(found.results):
+            plan.carry_out(stamp())
+            for results in sorted(plan.results):
                 parts = [root / results for root in roots if (root / results).is_dir()]
                 matrix.write_merged_matrix(target / results, parts)
             _update_index(target, files)
-    others_added = len(found.additions) - found.trials
+    others_added = len(plan.additions) - plan.trials
     if as_json:
-        counts = {"trials": found.trials, "files": others_added, "identical": found.identical}
+        counts = {"trials": plan.trials, "files": others_added, "identical": plan.identical}
         click.echo(json.dumps({"destination": str(target), "dry_run": dry_run, **counts}, indent=1))
         return
     words = "would be merged" if dry_run else "merged"
-    what = f"{counted(found.trials, 'trial')} and {counted(others_added, 'other file')} {words}"
-    more = f"; {found.identical:,} there already" if found.identical else ""
+    what = f"{counted(plan.trials, 'trial')} and {counted(others_added, 'other file')} {words}"
+    more = f"; {plan.identical:,} there already" if plan.identical else ""
     click.echo(f"{what} into {one_line(str(target))}{more}")
 
 

@@ -75,11 +75,11 @@ def init(workspace: str, signac: bool, folder: Path) -> None:
     if Path(workspace).is_absolute() or ".." in Path(workspace).parts or not workspace.strip():
         raise RequestError(f"--workspace {workspace!r}: expected the name of a folder in DIR")
     try:
-        found = find_recipe(folder)
+        existing = find_recipe(folder)
     except RecipeError:
         pass
     else:
-        raise RequestError(f"{found} is there already; a recipe is for all folders below its own")
+        raise RequestError(f"{existing} is there already; a recipe is for all folders below its own")
     if (folder / ".aorta").exists():
         raise RequestError(f"{folder / '.aorta'} is there already, the index of another recipe; remove it first")
     file = folder / "aorta.toml"
@@ -240,9 +240,9 @@ def _rest_of_group(project: Project, action: Action, unit: str) -> Iterator[str]
 def _last_output(project: Project, action: Action, unit: str) -> Iterator[str]:
     """The last lines that a failed command has printed: here, or as a job."""
     text = project.workspace.known.outputs.get(action.name, {}).get(unit, "")
-    found = [(job, number) for job in read_jobs(project.recipe.index) for number in job.tasks_of(action.name, unit)]
-    if not text and found:
-        job, number = found[-1]
+    jobs = [(job, number) for job in read_jobs(project.recipe.index) for number in job.tasks_of(action.name, unit)]
+    if not text and jobs:
+        job, number = jobs[-1]
         yield f"job {job.cluster}/{job.identity(number)}: {job.state(number)}"
         output = job.output(number)
         text = output.read_text(errors="replace") if output.is_file() else ""
@@ -376,9 +376,9 @@ def _rows(
             counts: dict[str, Counter[State]] = {}
             for unit, state in states.items():
                 counts.setdefault(unit.rpartition("/")[0], Counter())[state] += 1
-            for cell, found in counts.items():
-                if any(is_chosen(state, flags, each) for state in found):
-                    of_all = {state: found[state] for state in COLORS}
+            for cell, cell_counts in counts.items():
+                if any(is_chosen(state, flags, each) for state in cell_counts):
+                    of_all = {state: cell_counts[state] for state in COLORS}
                     yield _Row(cell, elements(value_of, cell), each.name, counts=of_all)
             continue
         jobs = project.submitted.get(each.name, {})
@@ -428,8 +428,8 @@ def _add_listing(what: str, heading: str, pattern: str | None, shown: str, text:
                 check_pointer(pointer)
             except ValueError as error:
                 raise RequestError(f"--value {error}") from None
-        found = _rows(what, project, chosen_units(names, project), action, pointers, where, flags)
-        rows = [row for row in found if groups is None or row.group <= groups]
+        counted_rows = _rows(what, project, chosen_units(names, project), action, pointers, where, flags)
+        rows = [row for row in counted_rows if groups is None or row.group <= groups]
         project.workspace.save()
         if as_json:
             plain: list[dict[str, Any]] = []

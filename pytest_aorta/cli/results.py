@@ -128,11 +128,11 @@ def _report_over_time(results: Path, output: Path) -> None:
 
 
 def _check_conditions(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    found = tuple(word.strip() for value in values for word in value.split(","))
-    for word in found:
+    conditions = tuple(word.strip() for value in values for word in value.split(","))
+    for word in conditions:
         if word not in CONDITIONS:
             raise click.BadParameter(f"{word!r} is not one of {', '.join(CONDITIONS)}")
-    return found
+    return conditions
 
 
 @click.command("compare")
@@ -277,8 +277,8 @@ def _outcomes(cell: CellStatistics) -> str:
     return ", ".join(f"{len(trials)} {outcome}" for outcome, trials in cell.trials.items() if trials)
 
 
-def _signature(found: SignatureCount) -> str:
-    return one_line(f"{len(found.trials)}x {found.signature.text}")
+def _signature(count: SignatureCount) -> str:
+    return one_line(f"{len(count.trials)}x {count.signature.text}")
 
 
 def _titled(title: str, lines: Iterable[str]) -> list[str]:

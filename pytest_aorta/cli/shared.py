@@ -78,13 +78,13 @@ registry_option = click.option(
 def _conditions(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[TypedCondition, ...]:
-    found = []
+    conditions = []
     for text in texts:
         try:
-            found.append(parse_condition(text))
+            conditions.append(parse_condition(text))
         except ValueError as error:
             raise RequestError(f"--where: {text!r} is not valid; expected {error}") from None
-    return tuple(found)
+    return tuple(conditions)
 
 
 #: As ``where``: conditions.
@@ -180,12 +180,12 @@ def chosen_units(names: Sequence[str], project: Project) -> set[str] | None:
     """The units with these names, or in them; ``None`` where no name is given. A name that nothing has is warned of."""
     if not names:
         return None
-    found = {name.rstrip("/") for name in names}
+    units = {name.rstrip("/") for name in names}
     known = {*project.directories, *(cell for cells in project.requests.values() for cell in cells)}
-    for name in sorted(found):
+    for name in sorted(units):
         if name not in known and name.rpartition("/")[0] not in known:
             click.echo(f"warning: {one_line(name)!r} not found in workspace", err=True)
-    return found
+    return units
 
 
 def units_where(
@@ -197,10 +197,10 @@ def units_where(
     from pytest_aorta.workflow.project import is_within
 
     units = [(action, unit) for action in actions for unit in project.units(action) if is_within(unit, only)]
-    found: dict[str, set[str]] = {action.name: set() for action in actions}
+    chosen: dict[str, set[str]] = {action.name: set() for action in actions}
     for action, unit in selected(units, lambda each: project.value_of(each[0])(each[1]), conditions, "--where"):
-        found[action.name].add(unit)
-    return {**found}
+        chosen[action.name].add(unit)
+    return {**chosen}
 
 
 def columns(

@@ -126,11 +126,11 @@ def submit(
                 if left == 0:
                     break
                 only = chosen[each.name]
-                found = submission.plan_action(
+                plan = submission.plan_action(
                     project, target, launchers, each, only, left, arguments, down, watched, kinds
                 )
-                left = None if left is None else left - found.count
-                planned.append(found)
+                left = None if left is None else left - plan.count
+                planned.append(plan)
             if not dry_run:
                 project.workspace.save()
             jobs = [job for each in planned for job in each.jobs]
@@ -291,8 +291,8 @@ def cancel(project: Project, ids: tuple[str, ...], action: str | None, everythin
         if not row["over"]
         and (everything or row["id"] in ids or job.number in ids or (action and fnmatchcase(job.action, action)))
     ]
-    found = {number for job, task in chosen for number in (job.number, task)}
-    if unknown := [number for number in ids if number not in found]:
+    numbers = {number for job, task in chosen for number in (job.number, task)}
+    if unknown := [number for number in ids if number not in numbers]:
         raise RequestError(f"cancel: {unknown[0]!r} is no job of this recipe that has not ended; see pytest-aorta jobs")
     if not chosen:
         click.echo("There are no such jobs.")

@@ -143,14 +143,14 @@ def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None, s
     if note:
         click.echo(note, err=True)
     with tempfile.TemporaryDirectory(prefix="aorta-try-") as folder:
-        found = _Look(command, Path(folder), *limits, given)
-        found.run()
-        click.echo("\n".join(found.lines()))
-        if not found.trials:
-            raise SystemExit(143 if found.is_terminated else 1)
-        arguments, lines = _measurement(found)
+        look = _Look(command, Path(folder), *limits, given)
+        look.run()
+        click.echo("\n".join(look.lines()))
+        if not look.trials:
+            raise SystemExit(143 if look.is_terminated else 1)
+        arguments, lines = _measurement(look)
     click.echo("\n".join(("", *lines)))
-    if found.is_terminated:
+    if look.is_terminated:
         raise SystemExit(143)
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty() and click.confirm("Run it?")):
         return
@@ -453,10 +453,10 @@ class _Look:
         verbs = " or ".join(self._verb(sign) for sign in _VERBS if sign in self.signs)
         places = {each.facts.failed_rank for each in self.bad}
         where = "" if None in places or len(places) != 1 else f", by rank {places.pop()}"
-        if not bad and (found := self.outcomes):
-            read = len(self.ends[found[0]])
+        if not bad and (outcomes := self.outcomes):
+            read = len(self.ends[outcomes[0]])
             unread = f", which was read in {read} of them" if read < count else ""
-            yield f"It did not fail in {counted(count, 'run')}, but has {found[1]} ({found[0]}{unread})."
+            yield f"It did not fail in {counted(count, 'run')}, but has {outcomes[1]} ({outcomes[0]}{unread})."
         elif not bad:
             processes = starts_of(trial.facts for trial in self.trials)
             bound = bound_text(rate_below(count), start_rate_below(processes), len(processes))
@@ -517,12 +517,12 @@ class _Look:
     @property
     def ends(self) -> dict[str, list[float]]:
         """The last values of each metric, by its name."""
-        found: dict[str, list[float]] = {}
+        ends: dict[str, list[float]] = {}
         for trial in self.trials:
             for name, value in trial.record["result"].get("metrics", {}).items():
                 if isinstance(value, int | float) and name not in ("returncode", "seed", "step_ms", "step_sec"):
-                    found.setdefault(name, []).append(value)
-        return found
+                    ends.setdefault(name, []).append(value)
+        return ends
 
     @property
     def outcomes(self) -> tuple[str, str] | None:
@@ -562,7 +562,7 @@ _MOST_FILES = 2000
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and time of change of each file in a folder, by its path; without hidden ones and caches of Python."""
-    found: dict[str, tuple[int, int]] = {}
+    files: dict[str, tuple[int, int]] = {}
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith((".", "__pycache__", "results"))]
         for name in names:
@@ -570,10 +570,10 @@ def _files(folder: Path) -> dict[str, tuple[int, int]]:
             with contextlib.suppress(OSError):
                 if not name.startswith("."):
                     state = path.stat()
-                    found[str(path.relative_to(folder))] = state.st_size, state.st_mtime_ns
-            if len(found) >= _MOST_FILES:
-                return found
-    return found
+                    files[str(path.relative_to(folder))] = state.st_size, state.st_mtime_ns
+            if len(files) >= _MOST_FILES:
+                return files
+    return files
 
 
 def not_able(record: Mapping[str, Any], folder: Path) -> str:
@@ -598,25 +598,25 @@ def not_able(record: Mapping[str, Any], folder: Path) -> str:
     return ""
 
 
-def _measurement(found: _Look) -> tuple[list[str], list[str]]:
+def _measurement(look: _Look) -> tuple[list[str], list[str]]:
     """The arguments of the pytest that measures what may fix a command; its line for a shell, and why it is so."""
     # torchrun and what is made of it set it themselves.
-    ambient = {**({"OMP_NUM_THREADS": "1"} if found.launcher in _OF_TORCHRUN else {}), **os.environ}
+    ambient = {**({"OMP_NUM_THREADS": "1"} if look.launcher in _OF_TORCHRUN else {}), **os.environ}
     env_of = {each.name: each.env for each in BUILTIN_MITIGATIONS}
     candidates = [
         each
         for each in _CANDIDATES_OF
-        if found.parts.issuperset(each.parts.split())
-        and (not each.signs or found.signs.intersection(each.signs.split()))
+        if look.parts.issuperset(each.parts.split())
+        and (not each.signs or look.signs.intersection(each.signs.split()))
         # Else it changes nothing.
         and any(ambient.get(name) != value for name, value in env_of[each.name].items() if name != "MKL_NUM_THREADS")
-    ][: _CANDIDATES_ON_GPU if "gpu" in found.parts else _CANDIDATES]
-    outcomes = None if found.bad else found.outcomes
+    ][: _CANDIDATES_ON_GPU if "gpu" in look.parts else _CANDIDATES]
+    outcomes = None if look.bad else look.outcomes
     if outcomes:
         candidates = []
     cells, trials = len(candidates) + 1, _FEWEST_TRIALS
-    if found.bad:
-        rate = wilson(len(found.bad), len(found.trials)).low
+    if look.bad:
+        rate = wilson(len(look.bad), len(look.trials)).low
         enough = (
             number
             for number in range(_FEWEST_TRIALS, _MOST_TRIALS, 5)
@@ -624,21 +624,21 @@ def _measurement(found: _Look) -> tuple[list[str], list[str]]:
             if (fault := smallest_fault(number // 2, max(1, cells - 1))) is not None and fault <= rate
         )
         trials = next(enough, _MOST_TRIALS)
-    hung = len(found.trials) - len(found.seconds)
-    each_takes = (sum(found.seconds) + hung * found.deadline) / len(found.trials)
+    hung = len(look.trials) - len(look.seconds)
+    each_takes = (sum(look.seconds) + hung * look.deadline) / len(look.trials)
     limit = max(_TIME, _ROUNDS * cells * each_takes)
-    options = {**found.options, **found.options_of_trials()}
-    if "nan" in found.signs:
+    options = {**look.options, **look.options_of_trials()}
+    if "nan" in look.signs:
         options["fail-on"] = "@nan"
-    options |= _slots(found, trials * cells * each_takes / _TIME)
-    goal = "first-fix" if found.bad else "speed"
+    options |= _slots(look, trials * cells * each_takes / _TIME)
+    goal = "first-fix" if look.bad else "speed"
     options |= {"trials": str(trials), "stop": f"{goal},{duration_text(math.ceil(limit / 60) * 60)}"}
     if outcomes:  # which trial computes something else, and where first
         options = {**{name: value for name, value in options.items() if name != "stop"}, "collect": "divergence"}
-    arguments = _words({"command": found.command, **options, "mitigations": "none"}) + found.stdin_words
+    arguments = _words({"command": look.command, **options, "mitigations": "none"}) + look.stdin_words
     arguments += [f"--aorta-mitigations={each.name}" for each in candidates]
 
-    what = "measures what may fix it" if found.bad else "looks longer, and compares speeds"
+    what = "measures what may fix it" if look.bad else "looks longer, and compares speeds"
     if outcomes:
         what = "finds the first step that differs"
     lines = [f"This line {what}:" if candidates or outcomes else "This line looks longer:"]
@@ -655,18 +655,18 @@ def _measurement(found: _Look) -> tuple[list[str], list[str]]:
     if not candidates and not outcomes:
         lines.append("  No mitigation that comes with pytest-aorta fits. Your own: --aorta-mitigations NAME=VALUE")
     longest = duration_text(math.ceil(min(limit, trials * cells * each_takes) / 60) * 60)
-    end = "; the first fix ends it" if found.bad else "" if outcomes else "; a verdict ends it"
+    end = "; the first fix ends it" if look.bad else "" if outcomes else "; a verdict ends it"
     lines.append(f"  At most {trials} trials of {counted(cells, 'cell')}, {longest}{end}.")
     return arguments, lines
 
 
-def _slots(found: _Look, times_too_long: float) -> dict[str, str]:
+def _slots(look: _Look, times_too_long: float) -> dict[str, str]:
     """Trials side by side, where one after the other takes too long, and nothing is shared but the host."""
-    if found.launcher or times_too_long < 1 or (found.written and "cwd" not in found.options):
+    if look.launcher or times_too_long < 1 or (look.written and "cwd" not in look.options):
         return {}
-    if "gpu" in found.parts:
+    if "gpu" in look.parts:
         gpus = find_devices().visible
-        used = max(len(_output(trial.record).get("devices") or gpus) for trial in found.trials)
+        used = max(len(_output(trial.record).get("devices") or gpus) for trial in look.trials)
         number = len(gpus) // max(1, used)
         return {"slots": str(number), "devices": ",".join(map(str, gpus))} if used == 1 < number else {}
     number = min((os.cpu_count() or 1) // _CORES, math.ceil(times_too_long))

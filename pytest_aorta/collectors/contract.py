@@ -110,17 +110,17 @@ def load(texts: Iterable[str], registry: Registry | None = None) -> dict[str, Co
         RegistryError: there is no such collector, or it cannot be loaded.
     """
     registry = registry or Registry.load(tolerant=True)
-    found: dict[str, Collector] = {}
+    collectors: dict[str, Collector] = {}
     for text in texts:
         name, *pairs = text.split(":")
         cls = collector_class(registry.collector(name))
-        if name in found:
+        if name in collectors:
             raise CollectorError(f"--aorta-collect: {name} is given twice")
-        found[name] = cls(dict(_option(name, cls, pair) for pair in pairs))
-    for name, collector in found.items():
-        for other in sorted(collector.excludes & found.keys()):
+        collectors[name] = cls(dict(_option(name, cls, pair) for pair in pairs))
+    for name, collector in collectors.items():
+        for other in sorted(collector.excludes & collectors.keys()):
             raise CollectorError(f"--aorta-collect: {name} and {other} exclude each other; use one of them at a time")
-    return found
+    return collectors
 
 
 def collector_class(target: str) -> type[Collector]:
@@ -183,6 +183,7 @@ def print_summary(asked: Mapping[str, Any], to_plain: Callable[[object], object]
     """In a process of its own: print a summary as JSON; what the collector itself prints goes to standard error."""
     output, sys.stdout = sys.stdout, sys.stderr
     collector = collector_class(f"{asked['module']}:{asked['name']}")(asked["given"])
-    found = collector.summarize(Path(asked["folder"]), asked["ranks"])
-    plain = {"sentence": found.sentence, "data": to_plain(dict(found.data)), "artifacts": [*map(str, found.artifacts)]}
+    summary = collector.summarize(Path(asked["folder"]), asked["ranks"])
+    data, artifacts = to_plain(dict(summary.data)), [*map(str, summary.artifacts)]
+    plain = {"sentence": summary.sentence, "data": data, "artifacts": artifacts}
     json.dump(plain, output)  # a NaN among the data is read back as one

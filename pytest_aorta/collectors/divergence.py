@@ -87,7 +87,7 @@ class StepTraces:
 
 def read_trial(folder: Path) -> StepTraces:
     """What the ranks of a trial have recorded in ``collect/divergence``; without ranks where there is nothing."""
-    found: dict[int, list[Step]] = {}
+    ranks: dict[int, list[Step]] = {}
     tolerance = None
     for rank in sorted(int(file.stem.removeprefix("rank_")) for file in folder.glob("rank_*.jsonl")):
         steps: list[Step] = []
@@ -104,8 +104,8 @@ def read_trial(folder: Path) -> StepTraces:
             else:
                 tolerance = entry["tolerance"]
         if steps:
-            found[rank] = steps
-    return StepTraces(found, tolerance)
+            ranks[rank] = steps
+    return StepTraces(ranks, tolerance)
 
 
 def trace_file(folder: Path, rank: int) -> Path:
@@ -176,11 +176,11 @@ def compare_trials(trials: Mapping[str, StepTraces]) -> TraceComparison:
 
     A trial that has ended agrees as far as it has come. Of as many that differ, the first one is believed.
     """
-    found = TraceComparison(list(trials))
+    comparison = TraceComparison(list(trials))
     tolerance = next((trial.tolerance for trial in trials.values() if trial.tolerance is not None), None)
     ordinal = 0
-    while len(found.equal) > 1:
-        going = [name for name in found.equal if trials[name].steps > ordinal]
+    while len(comparison.equal) > 1:
+        going = [name for name in comparison.equal if trials[name].steps > ordinal]
         if len(going) < 2:
             break
         places: dict[str, FirstDifference] = {}
@@ -194,12 +194,12 @@ def compare_trials(trials: Mapping[str, StepTraces]) -> TraceComparison:
             for name, place in departed.items():
                 if name not in places or place.order < places[name].order:
                     places[name] = place
-        if len(places) == len(found.equal):  # in each rank, others are fewer
+        if len(places) == len(comparison.equal):  # in each rank, others are fewer
             places.pop(max(places, key=lambda name: places[name].order))
-        found.places.update(places)
-        found.equal = [name for name in found.equal if name not in places]
+        comparison.places.update(places)
+        comparison.equal = [name for name in comparison.equal if name not in places]
         ordinal += 1
-    return found
+    return comparison
 
 
 def _departures(
@@ -375,8 +375,8 @@ def _numbers(data: bytes, kind: str) -> Iterator[float]:
 
 
 def _index(number: int, shape: Sequence[int]) -> list[int]:
-    found = []
+    indices = []
     for size in reversed(shape):
         number, place = divmod(number, size)
-        found.append(place)
-    return found[::-1]
+        indices.append(place)
+    return indices[::-1]

@@ -107,20 +107,24 @@ class Memory(Collector):
             # At the distance of the last ones: earlier ones were written for more steps.
             stride = max(1, lines[-1][0] - lines[-2][0]) if len(lines) > 2 else 1
             lines = [line for line in lines if line[0] % stride == 0] or lines
-            found: dict[str, Any] = {"steps": lines[-1][0]}
+            rank: dict[str, Any] = {"steps": lines[-1][0]}
             for number, column in enumerate(_COLUMNS, 1):
                 series = [(line[0], line[number]) for line in lines if line[number] is not None]
                 if not series:
                     continue
-                found[column] = {"first": series[0][1], "last": series[-1][1], "most": max(each for _, each in series)}
+                rank[column] = {
+                    "first": series[0][1],
+                    "last": series[-1][1],
+                    "most": max(each for _, each in series),
+                }
                 if column == "resident":
                     # Not what malloc keeps for later: a heap grows by that until it has settled, without a leak.
                     series = [(line[0], line[number] - (line[-1] or 0)) for line in lines if line[number] is not None]
                 if column in _NAMES and (grows := growth(series)) is not None:
-                    found[column] |= {"growth": asdict(grows), "is_leak": grows.is_leak}
+                    rank[column] |= {"growth": asdict(grows), "is_leak": grows.is_leak}
                     if grows.is_leak and not any(text.startswith(who) for _, text in leaks[-1:]):
                         leaks.append((grows.bytes_per_step, f"{who}: {_NAMES[column]} grows {grows}"))
-            data[path.stem] = found
+            data[path.stem] = rank
         for path in sorted(folder.rglob("*.out_of_memory.json")):
             wanted, free = (json.loads(path.read_text())[name] / _MIB for name in ("wanted", "free"))
             who = path.name.partition(".")[0].replace("_", " ")
@@ -183,11 +187,11 @@ class Profile(Collector):
                 raise CollectorError(f"--aorta-collect profile:{name}={self.given[name]}: expected at least {least}")
 
     def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
-        found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))}
+        read = {path.stem: json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))}
         traces = sorted(folder.rglob("*.trace.json.gz"))
-        profiles = {stem: each for stem, each in found.items() if each["steps"]}
+        profiles = {stem: each for stem, each in read.items() if each["steps"]}
         if not profiles:
-            seen = max((each["seen"] for each in found.values()), default=0)
+            seen = max((each["seen"] for each in read.values()), default=0)
             why = (
                 f"the trial made {seen}, and the window begins after {self.given['skip']}" if seen else "none was seen"
             )
@@ -240,9 +244,9 @@ class Rocprof(Collector):
                         except (KeyError, TypeError, ValueError):  # a line that is cut off
                             continue
                         if math.isfinite(milliseconds) and milliseconds >= 0:
-                            found = calls.setdefault(row["Name"], [0, 0.0])
-                            found[0] += number
-                            found[1] += milliseconds
+                            call = calls.setdefault(row["Name"], [0, 0.0])
+                            call[0] += number
+                            call[1] += milliseconds
         if not calls:
             return CollectorSummary("rocprofv3 has seen no kernel", {}, files)
         ordered = sorted(calls.items(), key=lambda item: -item[1][1])
@@ -297,10 +301,10 @@ class AmdLog(Collector):
 
 
 def _tool(name: str, where: str, context: Context) -> str:
-    found = shutil.which(name, path=context.environ.get("PATH"))
-    if found is None:
+    path = shutil.which(name, path=context.environ.get("PATH"))
+    if path is None:
         raise CollectorError(f"{name} is not on the trial's PATH; {where}")
-    return found
+    return path
 
 
 def _files(folder: Path) -> list[Path]:

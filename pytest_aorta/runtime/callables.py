@@ -137,13 +137,13 @@ def dump_argument(value: Any, refusal: str, references: list[Any]) -> bytes:
     ``load_argument`` puts these results in its place.
     """
 
-    def reduce(found: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    def reduce(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
         handles = sys.modules["pytest_aorta.runtime.orchestrator"]
-        if isinstance(found, handles.MapRef):
-            return _joined, found.tasks
-        if not isinstance(found, handles.TaskRef):
+        if isinstance(item, handles.MapRef):
+            return _joined, item.tasks
+        if not isinstance(item, handles.TaskRef):
             return None
-        references.append(found)
+        references.append(item)
         return _result, (len(references) - 1,)
 
     try:
@@ -176,9 +176,9 @@ def _dump(value: Any, reduce: Callable[[Any], Any]) -> bytes:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-        def reducer_override(self, found: Any) -> Any:
-            reduced = reduce(found)
-            return super().reducer_override(found) if reduced is None else reduced
+        def reducer_override(self, item: Any) -> Any:
+            reduced = reduce(item)
+            return super().reducer_override(item) if reduced is None else reduced
 
     file = io.BytesIO()
     Pickler(file).dump(value)

@@ -191,17 +191,17 @@ class ReadyQueues:
         return bool(self._queues)
 
     def heads(self) -> list[tuple[Key, GraphNode]]:
-        found = []
+        heads = []
         for key, queue in list(self._queues.items()):
             while queue and queue[0].state is not State.READY:  # cancelled meanwhile
                 queue.popleft()
             if queue:
-                found.append((key, queue[0]))
+                heads.append((key, queue[0]))
             else:
                 del self._queues[key]
-        if len(found) > 1:
-            found.sort(key=lambda head: head[1].payload.order)
-        return found
+        if len(heads) > 1:
+            heads.sort(key=lambda head: head[1].payload.order)
+        return heads
 
     def take(self, key: Key) -> None:
         queue = self._queues[key]
@@ -257,16 +257,16 @@ class Placement:
             idle = {id: endpoint for id, endpoint in idle.items() if id not in workers}
         for key, node in heads:
             kind, what = key
-            found: list[Endpoint] = []
+            chosen: list[Endpoint] = []
             if kind == "sub":
-                found, subs = (subs[:what], subs) if what <= len(subs) else ([], [])
+                chosen, subs = (subs[:what], subs) if what <= len(subs) else ([], [])
             elif kind == "worker":
-                found = [idle[what]] if what in idle else []
+                chosen = [idle[what]] if what in idle else []
             elif kind == "any":
-                found = [endpoint for endpoint in idle.values() if what is None or endpoint.id in what][:1]
-            if found:
+                chosen = [endpoint for endpoint in idle.values() if what is None or endpoint.id in what][:1]
+            if chosen:
                 queues.take(key)
-                return node, found
+                return node, chosen
         return None
 
     def take_hopeless(self, queues: ReadyQueues) -> tuple[GraphNode, Endpoint] | None:

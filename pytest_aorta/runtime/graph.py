@@ -523,7 +523,7 @@ class Hazards:
     def __init__(self) -> None:
         #: Accesses of the tasks that have not ended.
         self._open: list[tuple[GraphNode, Footprint, Tag]] = []
-        self._overlapping: list[str] = []
+        self._hazards: list[str] = []
 
     def submitted(self, node: GraphNode, accesses: Sequence[tuple[Footprint, Tag]]) -> None:
         """Look for earlier tasks that this one does not wait for, although it writes what they access."""
@@ -532,7 +532,7 @@ class Hazards:
         for footprint, tag in accesses:
             for other, theirs, its in self._open if tag.writes else ():
                 if other not in before and theirs.overlaps(footprint):
-                    self._overlapping.append(
+                    self._hazards.append(
                         f"{node.label} (task {node.id}) writes bytes that {other.label} (task {other.id})"
                         f" {'writes' if its.writes else 'reads'}, and nothing orders them: give it other memory, or"
                         " after=[that task]"
@@ -540,22 +540,22 @@ class Hazards:
         self._open += [(node, *access) for access in accesses if access[1] is not Tag.NO_DEP]
 
     def changed(self, node: GraphNode, number: int) -> None:
-        self._overlapping.append(
+        self._hazards.append(
             f"tensor {number} of {node.label} (task {node.id}), an INPUT, has changed while it ran: it wrote it (tag it"
             " INOUT), or a task that nothing orders did"
         )
 
     def take(self) -> list[str]:
-        found, self._overlapping = self._overlapping, []
-        return found
+        hazards, self._hazards = self._hazards, []
+        return hazards
 
 
 def _ancestors(node: GraphNode) -> set[GraphNode]:
-    found: set[GraphNode] = set()
+    ancestors: set[GraphNode] = set()
     left = deque(node.producers)
     while left:
         producer = left.popleft()
-        if producer not in found:
-            found.add(producer)
+        if producer not in ancestors:
+            ancestors.add(producer)
             left.extend(producer.producers)
-    return found
+    return ancestors

@@ -87,10 +87,10 @@ def _arguments(
     results: bytes | None = None,
 ) -> tuple[SlotArgs, int | None, Any]:
     mapped.unmap(gone)
-    found = [mapped.tensor(view) for view in tensors]
+    arguments = [mapped.tensor(view) for view in tensors]
     others = () if results is None else loads(results)
     values = load_argument(scalars, others) if isinstance(scalars, bytes) else tuple(scalars)
-    return SlotArgs(tuple(found), values, config and load_argument(config, others)), first_item, written
+    return SlotArgs(tuple(arguments), values, config and load_argument(config, others)), first_item, written
 
 
 def _own_failure(error: BaseException) -> TaskFailure:

@@ -170,9 +170,9 @@ class RunHandle:
     def records(self) -> list[TaskRecord]:
         """The records of the tasks that have settled, in the order of their submission."""
         with self._dispatcher.lock:
-            found = {node.id: record_of(node) for node in self._run.nodes if node.payload.has_settled}
-            found.update(self._run.records)
-        return [found[number] for number in sorted(found)]
+            records = {node.id: record_of(node) for node in self._run.nodes if node.payload.has_settled}
+            records.update(self._run.records)
+        return [records[number] for number in sorted(records)]
 
     def trace(self, file: str | os.PathLike[str]) -> None:
         """Write when and where its tasks ran, as ``chrome://tracing`` and https://ui.perfetto.dev read it.
@@ -310,14 +310,14 @@ class Orchestrator:
         """
         definition, _ = self._resolve(handle, ())
         self._placement.check_size(TaskKind.SUB, 1)
-        found, before = list(items), tuple(after)
+        elements, before = list(items), tuple(after)
         if chunksize is None:
-            chunksize = max(1, math.ceil(len(found) / (CHUNKS * len(self._placement.pools[TaskKind.SUB]))))
+            chunksize = max(1, math.ceil(len(elements) / (CHUNKS * len(self._placement.pools[TaskKind.SUB]))))
         if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
             raise ValueError(f"chunksize must be a whole number from 1, not {chunksize!r}")
         tasks = [
-            GraphTask(definition, config=found[first : first + chunksize], first_item=first, timeout=timeout)
-            for first in range(0, len(found), chunksize)
+            GraphTask(definition, config=elements[first : first + chunksize], first_item=first, timeout=timeout)
+            for first in range(0, len(elements), chunksize)
         ]
         packed = [_pack(task) for task in tasks]  # all of them, before there is a task
         return MapRef([self._submit(task, before, refs) for task, refs in zip(tasks, packed, strict=True)])
@@ -492,8 +492,8 @@ class Orchestrator:
                         raise ValueError(f"{definition.name} was unregistered while a task of it was submitted")
                     node = self._dispatcher.submit(self._run, task, definition.name, accesses, producers)
                     self._scopes[-1].append(node)
-                    found = self._run.hazards.take() if self._run.hazards is not None else ()
-                for text in found:
+                    hazards = self._run.hazards.take() if self._run.hazards is not None else ()
+                for text in hazards:
                     warnings.warn(text, HazardWarning, stacklevel=4)
                 return node
             except RingFull:

@@ -72,14 +72,14 @@ def children_of_self() -> list[int]:
 
 def tree(roots: Iterable[int]) -> list[int]:
     """``roots`` and all their descendants that still exist."""
-    found: dict[int, None] = {}
+    pids: dict[int, None] = {}
     for root in roots:
         with contextlib.suppress(_psutil().Error):
             process = _psutil().Process(root)
-            found[root] = None
+            pids[root] = None
             for descendant in process.children(recursive=True):
-                found[descendant.pid] = None
-    return list(found)
+                pids[descendant.pid] = None
+    return list(pids)
 
 
 class Family:
@@ -96,12 +96,12 @@ class Family:
         for pid in tree(self._roots()):
             with contextlib.suppress(_psutil().Error):
                 self._seen.setdefault(pid, _psutil().Process(pid))
-        found = []
+        pids = []
         for pid, process in self._seen.items():
             with contextlib.suppress(_psutil().Error):
                 if process.is_running() and process.status() != _psutil().STATUS_ZOMBIE:
-                    found.append(pid)
-        return found
+                    pids.append(pid)
+        return pids
 
 
 def describe(pid: int, *, state: bool = False) -> str:
@@ -202,13 +202,13 @@ def tagged_processes(*tags: str) -> list[int]:
 
     Finds what a dead zygote could no longer adopt.
     """
-    wanted, found = {f"{VARIABLE}={tag}".encode() for tag in tags}, []
+    wanted, tagged = {f"{VARIABLE}={tag}".encode() for tag in tags}, []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 if not wanted.isdisjoint(Path(entry.path, "environ").read_bytes().split(b"\0")):
-                    found.append(int(entry.name))
-    return found
+                    tagged.append(int(entry.name))
+    return tagged
 
 
 #: Seconds that a native thread may need to end after ``join()`` has returned.
@@ -243,7 +243,7 @@ def native_threads() -> int:
     wrong to count the threads that OpenBLAS could have instead: after a fork, it has none.
     """
     give_up = None
-    while (found := len(os.listdir("/proc/self/task")) - threading.active_count()) > 0:
+    while (threads := len(os.listdir("/proc/self/task")) - threading.active_count()) > 0:
         if give_up is None:
             _run_fork_handlers()
             give_up = time.monotonic() + _SETTLE
@@ -251,7 +251,7 @@ def native_threads() -> int:
             break
         else:
             time.sleep(0.01)
-    return found
+    return threads
 
 
 def _run_fork_handlers() -> None:
@@ -267,15 +267,15 @@ def _run_fork_handlers() -> None:
 
 def open_gpu_devices() -> list[str]:
     """Files of GPU drivers that this process has open."""
-    found = set()
+    devices = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(descriptor)
         except OSError:
             continue
         if target.startswith(_GPU_DEVICES):
-            found.add(target)
-    return sorted(found)
+            devices.add(target)
+    return sorted(devices)
 
 
 #: Seconds between two looks at a child during a wait for its end.

@@ -153,11 +153,11 @@ _numbers = itertools.count()
 
 def storage_id(storage: torch.UntypedStorage) -> int:
     # torch keeps the Python object of a storage for as long as its memory lives.
-    found: int | None = vars(storage).get("_aorta_number")
-    if found is None:
-        found = vars(storage).setdefault("_aorta_number", next(_numbers))
+    number: int | None = vars(storage).get("_aorta_number")
+    if number is None:
+        number = vars(storage).setdefault("_aorta_number", next(_numbers))
         _mappings.add(storage)
-    return found
+    return number
 
 
 def slab_of(tensor: torch.Tensor) -> Slab | None:
@@ -194,10 +194,10 @@ class _Mappings:
         with self._lock:
             self._forget_dead()
             place = bisect.bisect_right(self._starts, address) - 1
-            found: torch.UntypedStorage | None = self._storages[self._starts[place]]() if place >= 0 else None
-            if found is None or not 0 <= address - found.data_ptr() < found.nbytes():
+            storage: torch.UntypedStorage | None = self._storages[self._starts[place]]() if place >= 0 else None
+            if storage is None or not 0 <= address - storage.data_ptr() < storage.nbytes():
                 return None
-            return found
+            return storage
 
 
 _mappings = _Mappings()

@@ -472,12 +472,12 @@ class ChildProcesses:
         """Start everything at once, and wait until all is ready; raises ``StartupError``."""
         worker = self._describe()
         locks = self._lease_devices(worker.device_ids, give_up)
-        found = find_devices()
+        devices = find_devices()
         shares = _shares(worker)
         for index in range(worker.num_sub_workers):
             self._add_slot(TaskKind.SUB, index, f"sub_worker {index}", next(shares), {}, ())
         for index, device in enumerate(worker.device_ids):
-            variables = device_variables([device], found)
+            variables = device_variables([device], devices)
             self._add_slot(TaskKind.NEXT_LEVEL, index, f"slot {index}", next(shares), variables, (locks[device],))
         for index, (child, host) in enumerate(worker.children):
             self._add_child(index, child.level, host)
@@ -506,9 +506,9 @@ class ChildProcesses:
             return {}
         until = min(give_up, time.monotonic() + PATIENCE)
         try:
-            found = find_devices()
-            if not are_named_only(found):
-                choose_devices(tuple(devices), found)
+            present = find_devices()
+            if not are_named_only(present):
+                choose_devices(tuple(devices), present)
             inherited = Leases(devices).inherited()
             leases = Leases([device for device in devices if device not in inherited])
             looks = itertools.count()  # at least one, however late it is

@@ -33,10 +33,10 @@ def _one_line(text: str) -> str:
 
 
 def _megabytes(size: str) -> float:
-    found = _SIZE.fullmatch(size)
-    if found is None:
+    match = _SIZE.fullmatch(size)
+    if match is None:
         raise ValueError("expected a size such as 1970M or 5G")
-    return int(found[1]) * _MB[found[2]]
+    return int(match[1]) * _MB[match[2]]
 
 
 def _size(text: str) -> str:
@@ -223,22 +223,22 @@ class Configuration:
     @cached_property
     def clusters(self) -> tuple[Cluster, ...]:
         """In the order in which they are tried."""
-        found: list[Cluster] = []
+        clusters: list[Cluster] = []
         for file, text in self._texts("clusters.toml"):
-            found += parse_tables(ClustersTable, text, file).cluster
-        return tuple(found)
+            clusters += parse_tables(ClustersTable, text, file).cluster
+        return tuple(clusters)
 
     @cached_property
     def launchers(self) -> Mapping[str, Mapping[str, Launcher]]:
         """Launcher to cluster to what it says there."""
-        found: dict[str, dict[str, Launcher]] = {}
+        launchers: dict[str, dict[str, Launcher]] = {}
         for file, text in reversed(self._texts("launchers.toml")):
             for name, by_cluster in parse_tables(dict[str, dict[str, Launcher]], text, file).items():
-                found[name] = {**found.get(name, {}), **by_cluster}
-                if _DEFAULT not in found[name]:
+                launchers[name] = {**launchers.get(name, {}), **by_cluster}
+                if _DEFAULT not in launchers[name]:
                     missing = f"[{name}.{_DEFAULT}]"
                     raise RecipeError(f"launcher {name!r} has no table {missing}, which other clusters use", file)
-        return found
+        return launchers
 
     def cluster(self, name: str | None, environ: Mapping[str, str] = os.environ) -> Cluster:
         """The cluster of this name; without one, the first that this host is recognised as."""
@@ -254,14 +254,14 @@ class Configuration:
         return {name: by_cluster.get(cluster, by_cluster[_DEFAULT]) for name, by_cluster in self.launchers.items()}
 
     def _texts(self, name: str) -> list[tuple[Path, str]]:
-        found = []
+        texts = []
         for folder in self.folders:
             file = folder / name
             try:
-                found.append((file, file.read_text(encoding="utf-8")))
+                texts.append((file, file.read_text(encoding="utf-8")))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, UnicodeDecodeError) as error:
                 raise RecipeError(f"cannot be read: {error}", file) from error
         built_in = Path(__file__).with_name(name)
-        return [*found, (built_in, built_in.read_text(encoding="utf-8"))]
+        return [*texts, (built_in, built_in.read_text(encoding="utf-8"))]

@@ -152,7 +152,7 @@ def action_variables(
 ) -> dict[str, str]:
     """The variables of a job over so many directories, as Row has them; without those of what it does not ask for."""
     minutes = math.ceil(resources.total_walltime(directories) / timedelta(minutes=1))
-    found: dict[str, int | str | None] = {
+    variables: dict[str, int | str | None] = {
         "ACTION_CLUSTER": cluster,
         "ACTION_NAME": action,
         "ACTION_WORKSPACE_PATH": str(workspace),
@@ -162,4 +162,4 @@ def action_variables(
         "ACTION_THREADS_PER_PROCESS": resources.threads_per_process,
         "ACTION_GPUS_PER_PROCESS": resources.gpus_per_process,
     }
-    return {name: str(value) for name, value in found.items() if value is not None}
+    return {name: str(value) for name, value in variables.items() if value is not None}

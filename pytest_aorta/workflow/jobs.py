@@ -85,7 +85,7 @@ class Job(BaseModel):
         if self.printed is None:
             return self.folder / f"output-{task}.txt"
         known = {"%j": self.identity(task), "%A": self.number or "", "%a": str(task), "%x": self.name}
-        return self.folder.parents[2] / re.sub("%[jAax]", lambda found: known[found[0]], self.printed)
+        return self.folder.parents[2] / re.sub("%[jAax]", lambda match: known[match[0]], self.printed)
 
     def tasks_of(self, action: str, unit: str) -> list[int]:
         """The tasks that work on a unit of an action."""
@@ -131,12 +131,12 @@ class Job(BaseModel):
         return has_ended and not self.noted("stopped", task)
 
     def command_statuses(self, task: int) -> dict[int, int]:
-        found = {}
+        statuses = {}
         for line in self.noted("status", task):
             with contextlib.suppress(ValueError):
                 number, status = map(int, line.split())
-                found[number] = status
-        return found
+                statuses[number] = status
+        return statuses
 
 
 def read_job(folder: Path) -> Job | None:
@@ -154,8 +154,8 @@ def read_jobs(index: Path, *, only_open: bool = False) -> list[Job]:
         folders = [folder for folder in (index / JOBS).iterdir() if not (only_open and (folder / "over").exists())]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [job for folder in folders if (job := read_job(folder)) is not None and (job.is_open or not only_open)]
-    return sorted(found, key=lambda job: (job.created, job.name))
+    jobs = [job for folder in folders if (job := read_job(folder)) is not None and (job.is_open or not only_open)]
+    return sorted(jobs, key=lambda job: (job.created, job.name))
 
 
 #: States in which SLURM has ended a job, by what ``retry`` in a recipe calls them.
@@ -168,13 +168,13 @@ _REASONS = {
 
 def losses(index: Path, action: str, since: float = 0) -> dict[str, list[str]]:
     """By unit, how the jobs of an action that have ended with it have, in their order: ``oom``; empty for no loss."""
-    found: dict[str, list[str]] = {}
+    lost: dict[str, list[str]] = {}
     for job in read_jobs(index):
         for number, task in enumerate(job.tasks if job.action == action and job.created >= since else ()):
             if task.is_over or job.refused is not None:
                 for unit in task.units:
-                    found.setdefault(unit, []).append(_REASONS.get(job.state(number).state, ""))
-    return found
+                    lost.setdefault(unit, []).append(_REASONS.get(job.state(number).state, ""))
+    return lost
 
 
 #: Settles a task that has ended: called once for each, before it counts as ended.

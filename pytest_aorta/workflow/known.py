@@ -247,15 +247,15 @@ class Workspace:
 
         An edited value file is seen by a scan only.
         """
-        found = cls(recipe, only)
-        found._values = None
-        if found._journals():
-            with locked(found._index):
-                growing = found._fold()
-            found._add(growing, growing=True)
+        workspace = cls(recipe, only)
+        workspace._values = None
+        if workspace._journals():
+            with locked(workspace._index):
+                growing = workspace._fold()
+            workspace._add(growing, growing=True)
         else:
-            found._load()
-        return found
+            workspace._load()
+        return workspace
 
     def _journals(self) -> list[Path]:
         try:
@@ -279,11 +279,11 @@ class Workspace:
                 if not opened.read(16).startswith(b"SQLite format 3"):
                     raise sqlite3.DatabaseError
             # "rw": what a killed writer has left has to be undone.
-            with contextlib.closing(_connected(file, "rw")) as found:
-                if found.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+            with contextlib.closing(_connected(file, "rw")) as connection:
+                if connection.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
                     raise sqlite3.DatabaseError
-                found.execute("BEGIN")
-                yield found
+                connection.execute("BEGIN")
+                yield connection
                 return
         except (FileNotFoundError, NotADirectoryError):
             pass
@@ -309,66 +309,66 @@ class Workspace:
                     os.replace(temporary, file)
                 finally:
                     temporary.unlink(missing_ok=True)
-            with contextlib.closing(_connected(file, "rw")) as found:
-                found.execute("BEGIN IMMEDIATE")
-                yield found
-                found.execute("COMMIT")
+            with contextlib.closing(_connected(file, "rw")) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                yield connection
+                connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise OSError(errno.EIO, str(error), str(file)) from None
 
     def _load(self) -> None:
         self.known = Known()
-        with self._reading() as found:
-            if found is not None:
-                self._load_from(found)
+        with self._reading() as index:
+            if index is not None:
+                self._load_from(index)
 
-    def _load_from(self, found: sqlite3.Connection) -> None:
+    def _load_from(self, index: sqlite3.Connection) -> None:
         query = "SELECT unit, outcome, key FROM completed WHERE action = ?"
         if self._only is None:
-            actions = [each for (each,) in found.execute("SELECT DISTINCT action FROM completed")]
-            rows = {each: found.execute(query, (each,)).fetchall() for each in actions}
+            actions = [each for (each,) in index.execute("SELECT DISTINCT action FROM completed")]
+            rows = {each: index.execute(query, (each,)).fetchall() for each in actions}
         else:
             names = [(action, _stored(name)) for action in self._recipe.by_name for name in self._only]
             rows = {}
             for action, name in names:
-                rows.setdefault(action, []).extend(found.execute(f"{query} AND unit = ?", (action, name)))
+                rows.setdefault(action, []).extend(index.execute(f"{query} AND unit = ?", (action, name)))
         known = self.known
         known.completed = {_read(action): {_read(u): (o, k) for u, o, k in units} for action, units in rows.items()}
-        for key, request in found.execute("SELECT key, request FROM requests"):
+        for key, request in index.execute("SELECT key, request FROM requests"):
             known.requests[key] = RequestDigests.model_validate_json(request)
-        for action, decision in found.execute("SELECT action, decision FROM decided"):
+        for action, decision in index.execute("SELECT action, decision FROM decided"):
             known.decided[_read(action)] = Decision.model_validate_json(decision)
-        for action, unit, text in found.execute("SELECT action, unit, text FROM outputs"):
+        for action, unit, text in index.execute("SELECT action, unit, text FROM outputs"):
             known.outputs.setdefault(_read(action), {})[_read(unit)] = _read(text)
-        known.folded = [_read(name) for (name,) in found.execute("SELECT name FROM folded")]
+        known.folded = [_read(name) for (name,) in index.execute("SELECT name FROM folded")]
 
-    def _apply(self, found: sqlite3.Connection, new: Known) -> None:
+    def _apply(self, index: sqlite3.Connection, new: Known) -> None:
         for action, units in new.completed.items():
             own = _stored(action)
-            found.executemany("DELETE FROM outputs WHERE action = ? AND unit = ?", ((own, _stored(it)) for it in units))
+            index.executemany("DELETE FROM outputs WHERE action = ? AND unit = ?", ((own, _stored(it)) for it in units))
             gone = [(own, _stored(unit)) for unit, each in units.items() if each is None]
-            found.executemany("DELETE FROM completed WHERE action = ? AND unit = ?", gone)
+            index.executemany("DELETE FROM completed WHERE action = ? AND unit = ?", gone)
             there = [(own, _stored(unit), *each) for unit, each in units.items() if each is not None]
-            found.executemany("REPLACE INTO completed VALUES (?, ?, ?, ?)", there)
+            index.executemany("REPLACE INTO completed VALUES (?, ?, ?, ?)", there)
         for action, texts in new.outputs.items():
             rows = [(_stored(action), _stored(unit), _stored(text)) for unit, text in texts.items()]
-            found.executemany("REPLACE INTO outputs VALUES (?, ?, ?)", rows)
+            index.executemany("REPLACE INTO outputs VALUES (?, ?, ?)", rows)
         requests = [(key, each.model_dump_json()) for key, each in new.requests.items()]
-        found.executemany("REPLACE INTO requests VALUES (?, ?)", requests)
-        found.execute("DELETE FROM requests WHERE key NOT IN (SELECT key FROM completed)")
+        index.executemany("REPLACE INTO requests VALUES (?, ?)", requests)
+        index.execute("DELETE FROM requests WHERE key NOT IN (SELECT key FROM completed)")
         for action in new.decided:
             decision = self.known.decided[action].model_dump_json()
-            found.execute("REPLACE INTO decided VALUES (?, ?)", (_stored(action), decision))
+            index.execute("REPLACE INTO decided VALUES (?, ?)", (_stored(action), decision))
 
-    def _note_folded(self, found: sqlite3.Connection, journals: Iterable[Path]) -> None:
-        found.execute("DELETE FROM folded")
-        found.executemany("INSERT INTO folded VALUES (?)", ((_stored(path.name),) for path in journals))
+    def _note_folded(self, index: sqlite3.Connection, journals: Iterable[Path]) -> None:
+        index.execute("DELETE FROM folded")
+        index.executemany("INSERT INTO folded VALUES (?)", ((_stored(path.name),) for path in journals))
 
     def _fold(self) -> list[Path]:
         """Read the index, and bring the journals that have ended into it; those that have not."""
         self._load()
-        found = self._journals()
-        ended = [path for path in found if _has_ended(path)]
+        journals = self._journals()
+        ended = [path for path in journals if _has_ended(path)]
         new = self._add(ended)
         self.known.folded = [path.name for path in ended]
         if ended and not self.damaged:  # else they stay until a scan has found what is missing
@@ -378,7 +378,7 @@ class Workspace:
                     self._note_folded(index, ended)
                 for path in ended:
                     path.unlink(missing_ok=True)
-        return [path for path in found if path not in ended]
+        return [path for path in journals if path not in ended]
 
     def _add(self, journals: Iterable[Path], *, growing: bool = False) -> Known:
         """Take in what journals say; what is new of that."""
@@ -419,21 +419,21 @@ class Workspace:
                 with self._reading():
                     pass
                 if _INDEX not in self.damaged:
-                    with self._writing() as found:
-                        self._write_values(found)
+                    with self._writing() as index:
+                        self._write_values(index)
                 self.damaged = damaged
 
-    def _write_values(self, found: sqlite3.Connection) -> None:
-        if [self._value_file] != [each for (each,) in found.execute("SELECT value_file FROM of_file")]:
-            found.execute("DELETE FROM directories")
-            found.execute("DELETE FROM of_file")
-            found.execute("INSERT INTO of_file VALUES (?)", (self._value_file,))
+    def _write_values(self, index: sqlite3.Connection) -> None:
+        if [self._value_file] != [each for (each,) in index.execute("SELECT value_file FROM of_file")]:
+            index.execute("DELETE FROM directories")
+            index.execute("DELETE FROM of_file")
+            index.execute("INSERT INTO of_file VALUES (?)", (self._value_file,))
         rows = ((_stored(name), *each) for name, each in self._new.items())
-        found.executemany("REPLACE INTO directories VALUES (?, ?, ?, ?)", rows)
+        index.executemany("REPLACE INTO directories VALUES (?, ?, ?, ?)", rows)
         if self._has_all:
             there = set(map(_stored, self.names))
-            gone = [(name,) for (name,) in found.execute("SELECT name FROM directories") if name not in there]
-            found.executemany("DELETE FROM directories WHERE name = ?", gone)
+            gone = [(name,) for (name,) in index.execute("SELECT name FROM directories") if name not in there]
+            index.executemany("DELETE FROM directories WHERE name = ?", gone)
         self._values, self._new, self._has_all = {**(self._values or {}), **self._new}, {}, False
 
     def record(self, new: Known, is_gone: Callable[[str, str], bool] = lambda action, unit: False) -> tuple[int, int]:
@@ -450,13 +450,13 @@ class Workspace:
             self._fold()
             now = self.known.completed
             for action in before.keys() | new.completed.keys():
-                found, known = new.completed.get(action, {}), before.get(action, {})
+                seen, known = new.completed.get(action, {}), before.get(action, {})
                 latest = now.get(action, {})
-                for unit, completion in found.items():
+                for unit, completion in seen.items():
                     if latest.get(unit) == known.get(unit) != completion:
                         changes.completed.setdefault(action, {})[unit] = completion
                         changed += 1
-                for unit in known.keys() - found.keys():
+                for unit in known.keys() - seen.keys():
                     if latest.get(unit) == known[unit] and is_gone(action, unit):
                         changes.completed.setdefault(action, {})[unit] = None
                         removed += 1
@@ -482,9 +482,9 @@ class Workspace:
             elif (self._index / _INDEX).exists():
                 tables = ["directories", "of_file"] if directories else []
                 tables += ["completed", "requests", "decided", "outputs"] if completed else []
-                with self._writing() as found:
+                with self._writing() as index:
                     for table in tables:
-                        found.execute(f"DELETE FROM {table}")
+                        index.execute(f"DELETE FROM {table}")
 
     # Directories
 
@@ -495,8 +495,8 @@ class Workspace:
             without = {action.name for action in self._recipe.actions if action.is_matrix} | {self._index.name}
             folder = self._recipe.directories
             if self._only is not None:
-                found = (name for name in self._only if "/" not in name and os.path.isdir(folder / name))
-                self._names = sorted({*found} - without)
+                existing = (name for name in self._only if "/" not in name and os.path.isdir(folder / name))
+                self._names = sorted({*existing} - without)
                 return self._names
             try:
                 with os.scandir(folder) as entries:
@@ -518,21 +518,21 @@ class Workspace:
                 self._parsed = {**dict(zip(self._values, json.loads(f"[{texts}]"), strict=True)), **self._parsed}
                 return self.value_of(name)
             known = self._known_values([name]) if self._values is None else self._values
-            found = self._new.get(name) or known.get(name)
-            if found is None:
-                found = self._new[name] = self._read_value(name)
-            self._parsed[name] = json.loads(found[2])
+            value = self._new.get(name) or known.get(name)
+            if value is None:
+                value = self._new[name] = self._read_value(name)
+            self._parsed[name] = json.loads(value[2])
         return self._parsed[name]
 
     def _known_values(self, names: Collection[str] | None) -> dict[str, _Value]:
-        with self._reading() as found:
-            if found is None or [(self._value_file,)] != found.execute("SELECT value_file FROM of_file").fetchall():
+        with self._reading() as index:
+            if index is None or [(self._value_file,)] != index.execute("SELECT value_file FROM of_file").fetchall():
                 return {}
             query = "SELECT name, modified, size, value FROM directories"
             if names is None:
-                rows = found.execute(query).fetchall()
+                rows = index.execute(query).fetchall()
             else:
-                rows = [row for it in names for row in found.execute(f"{query} WHERE name = ?", (_stored(it),))]
+                rows = [row for it in names for row in index.execute(f"{query} WHERE name = ?", (_stored(it),))]
             return {_read(name): (modified, size, value) for name, modified, size, value in rows}
         return {}
 
@@ -550,7 +550,7 @@ class Workspace:
         in_place = "/" not in self._value_file
 
         def look(chunk: Sequence[str]) -> list[tuple[str, Collection[str], _Value | None]]:
-            found: list[tuple[str, Collection[str], _Value | None]] = []
+            looked_at: list[tuple[str, Collection[str], _Value | None]] = []
             for name in chunk:
                 there: set[str] = set()
                 known, changed = earlier.get(name), None
@@ -568,8 +568,8 @@ class Workspace:
                     changed = self._read_value(name, known)
                 elif reads and self._value_file not in there:
                     changed = self._read_value(name)  # which says what is wrong
-                found.append((name, there, changed if changed is not known else None))
-            return found
+                looked_at.append((name, there, changed if changed is not known else None))
+            return looked_at
 
         chunks = [names[start : start + _AT_ONCE] for start in range(_TRIED, len(names), _AT_ONCE)]
         before = _times_waited()
@@ -616,12 +616,12 @@ def _times_waited() -> int:
 def _connected(file: Path, mode: str) -> sqlite3.Connection:
     """To a file of SQLite; where it cannot be locked, as on some network file systems, without locks of SQLite's."""
     try:
-        found = sqlite3.connect(
+        connection = sqlite3.connect(
             f"file:{quote(str(file))}?mode={mode}", uri=True, timeout=_PATIENCE, isolation_level=None
         )
-        found.execute("PRAGMA schema_version").fetchone()
+        connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.OperationalError as error:
         if "locking protocol" not in str(error) and "I/O" not in str(error):  # what others hold is waited for
             raise
-        found = sqlite3.connect(f"file:{quote(str(file))}?mode={mode}&nolock=1", uri=True, isolation_level=None)
-    return found
+        connection = sqlite3.connect(f"file:{quote(str(file))}?mode={mode}&nolock=1", uri=True, isolation_level=None)
+    return connection

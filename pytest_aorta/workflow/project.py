@@ -128,13 +128,13 @@ def waits_for(previous: Sequence[Blocked]) -> Callable[[str], bool]:
 def states_of(progress: Mapping[str, Progress], previous: Sequence[Blocked]) -> dict[str, State]:
     """Each unit's state; ``previous``: what the action waits for. Units that are not needed are left out."""
     waits = waits_for(previous)
-    found: dict[str, State] = {}
+    states: dict[str, State] = {}
     for unit, each in progress.items():
         if each == "open" or each == "without_result":
-            found[unit] = "waiting" if waits(unit) else "eligible"
+            states[unit] = "waiting" if waits(unit) else "eligible"
         elif each != "not_needed":
-            found[unit] = each
-    return found
+            states[unit] = each
+    return states
 
 
 class Project:
@@ -181,8 +181,8 @@ class Project:
     def workspace(self) -> Workspace:
         if self._fresh:
             return Workspace(self.recipe)
-        found = Workspace.from_cache(self.recipe, self._only)
-        return Workspace.from_cache(self.recipe) if found.damaged and self._only is not None else found
+        workspace = Workspace.from_cache(self.recipe, self._only)
+        return Workspace.from_cache(self.recipe) if workspace.damaged and self._only is not None else workspace
 
     @cached_property
     def requests(self) -> Requests:
@@ -213,13 +213,13 @@ class Project:
     @cached_property
     def submitted(self) -> Mapping[str, Mapping[str, str]]:
         """Action to unit to the job, ``CLUSTER/ID``, that a scheduler has."""
-        found: dict[str, dict[str, str]] = {}
+        submitted: dict[str, dict[str, str]] = {}
         for job in self.jobs:
             for number, task in enumerate(job.tasks if job.is_open else ()):
                 if not task.is_over:
                     place = f"{job.cluster}/{job.identity(number)}"
-                    found.setdefault(job.action, {}).update(dict.fromkeys(task.units, place))
-        return found
+                    submitted.setdefault(job.action, {}).update(dict.fromkeys(task.units, place))
+        return submitted
 
     def rebuild(self) -> None:
         """Make an index that is damaged again from what is on disk."""
@@ -239,10 +239,10 @@ class Project:
 
     def actions(self, pattern: str) -> list[Action]:
         """The actions whose names match, in the order of the file; raises ``RequestError`` where there is none."""
-        found = [action for action in self.recipe.actions if fnmatchcase(action.name, pattern)]
-        if not found and self.recipe.actions:
+        matching = [action for action in self.recipe.actions if fnmatchcase(action.name, pattern)]
+        if not matching and self.recipe.actions:
             raise RequestError(f"no action matches {pattern!r}; there are {', '.join(self.recipe.by_name)}")
-        return found
+        return matching
 
     def units(self, action: Action) -> Sequence[str]:
         """Also those that it does not include."""
@@ -293,33 +293,33 @@ class Project:
     @cached_property
     def progress(self) -> dict[str, dict[str, Progress]]:
         """How far each unit of each action is. What commands have made is not looked for again."""
-        found = {}
+        progress = {}
         for name, (action, *_) in self.recipe.by_name.items():
-            found[name] = self._due(action, self._trials(action) if action.is_matrix else self._commands(action))
-        for name, units in found.items():
+            progress[name] = self._due(action, self._trials(action) if action.is_matrix else self._commands(action))
+        for name, units in progress.items():
             action = self.recipe.by_name[name][0]
             matrix = self.matrix_of(action)
             if matrix is not None and not action.is_matrix and action.table.each == "trial":
-                trials = found[matrix.name]
-                found[name] = {unit: each for unit, each in units.items() if trials[unit] != "not_needed"}
-        return found
+                trials = progress[matrix.name]
+                progress[name] = {unit: each for unit, each in units.items() if trials[unit] != "not_needed"}
+        return progress
 
     def _commands(self, action: Action) -> dict[str, Progress]:
         completed, submitted = self.workspace.known.completed.get(action.name, {}), self.submitted.get(action.name, {})
-        found: dict[str, Progress] = dict.fromkeys(self.units(action), "open")
+        progress: dict[str, Progress] = dict.fromkeys(self.units(action), "open")
         key_of, has_products = self.key_of(action), bool(action.table.products)
         for unit, completion in completed.items():
-            if completion is None or unit not in found:
+            if completion is None or unit not in progress:
                 continue
             outcome, key = completion
             if outcome == "completed" and has_products:
-                found[unit] = "completed" if not key or key == key_of(unit) else "stale"
+                progress[unit] = "completed" if not key or key == key_of(unit) else "stale"
             elif outcome == "failed":
-                found[unit] = "failed"
+                progress[unit] = "failed"
         for unit in submitted:
-            if found.get(unit, "completed") != "completed":
-                found[unit] = "submitted"
-        return found
+            if progress.get(unit, "completed") != "completed":
+                progress[unit] = "submitted"
+        return progress
 
     def key_of(self, action: Action) -> Callable[[str], str]:
         """Gives what a completion of a command on a unit is of: its text, and the value of the directory."""
@@ -343,7 +343,7 @@ class Project:
         known = self.workspace.known
         completed, submitted = known.completed.get(action.name, {}), self.submitted.get(action.name, {})
         meaning = _MEANINGS[action.table.expect]
-        found: dict[str, Progress] = {}
+        by_unit: dict[str, Progress] = {}
         for cell, request in self.requests[action.name].items():
             current: dict[str, bool] = {}  # keys of requests: whether they are what is asked for now
             for index in range(action.table.trials_in(cell)):
@@ -357,15 +357,15 @@ class Project:
                     progress = meaning.get(outcome, "stale") if current[key] else "stale"
                 if unit in submitted and progress not in ("completed", "failed"):
                     progress = "submitted"
-                found[unit] = progress  # type: ignore[assignment]
+                by_unit[unit] = progress  # type: ignore[assignment]
         decided = known.decided.get(action.name)
-        if decided is not None and "stale" not in found.values():  # else the trials that have decided it are run again
+        if decided is not None and "stale" not in by_unit.values():  # else the deciding trials run again
             asked = {cell: each.digest for cell, each in self.requests[action.name].items()}
             if decided.asked == asked_of(action, asked):
-                for unit, each in found.items():
+                for unit, each in by_unit.items():
                     if each == "open" and unit.rpartition("/")[0] in decided.cells:
-                        found[unit] = "not_needed"
-        return found
+                        by_unit[unit] = "not_needed"
+        return by_unit
 
     def states(self, action: Action, only: Collection[str] | None = None) -> dict[str, State]:
         """The state of each unit that an action includes; ``only``: units that count, with all that lie in them."""
@@ -430,7 +430,7 @@ class Project:
         ``looks``: whether those are left out whose products are there, although the index does not know them.
         """
         waits, others = waits_for(self._blocked(action)), Counter[str]()
-        progress, found = self.progress[action.name], []
+        progress, units = self.progress[action.name], []
         again = ("open", "stale", "without_result") if action.is_matrix else ("open", "failed", "stale")
         for unit in self.states(action, only):
             if progress[unit] == "submitted":
@@ -442,8 +442,8 @@ class Project:
             elif looks and self.is_made(action, unit):
                 others["completed"] += 1
             else:
-                found.append(unit)
-        return found, others
+                units.append(unit)
+        return units, others
 
     def summary(self, action: Action, only: Collection[str] | None = None) -> tuple[dict[State, int], Cost]:
         """How many units of an action are in each state, see ``states``, and what those that are left may cost."""
@@ -485,11 +485,11 @@ class Project:
     def _measured(self, action: Action) -> timedelta | None:
         """What a trial of an action takes, by the records of some; ``None`` as long as there is none."""
         known = self.workspace.known.completed.get(action.name, {}) if action.is_matrix else {}
-        found = []
+        times = []
         for unit in list(known)[:: max(1, len(known) // _MEASURED)]:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                found.append(float(json.loads(self.record_file(action, unit).read_bytes())["wall_clock_sec"]))
-        return timedelta(seconds=statistics.fmean(found)) if found else None
+                times.append(float(json.loads(self.record_file(action, unit).read_bytes())["wall_clock_sec"]))
+        return timedelta(seconds=statistics.fmean(times)) if times else None
 
     def record_file(self, action: Action, unit: str) -> Path:
         """That of a trial; raises ``FileNotFoundError``. Those of a plan that had one cell lie a folder higher."""
@@ -613,8 +613,8 @@ class Project:
                 has_failed = ran_out or state.state in ("COMPLETED", "FAILED")
                 there = settled(there, None if has_failed else message, name=state.state if ran_out else "")
                 store.settle(paths, there)
-                if (found := trial_completion(there)) is not None:
-                    journal.add(action.name, *found)
+                if (completion := trial_completion(there)) is not None:
+                    journal.add(action.name, *completion)
 
 
 #: Looks at directories at a time, as in Row.
@@ -657,9 +657,9 @@ class Scan:
                 from pytest_aorta.triage.reading import Results
 
                 for trial in (results := Results(folder, ())):
-                    found = trial_completion(trial.record)
-                    if found is not None and is_within(found[0], self._only):
-                        unit, outcome, request = found
+                    completion = trial_completion(trial.record)
+                    if completion is not None and is_within(completion[0], self._only):
+                        unit, outcome, request = completion
                         own[unit] = (outcome, request.key)
                         self.found.requests[request.key] = request
                     seen()

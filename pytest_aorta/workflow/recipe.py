@@ -68,10 +68,10 @@ def _read_by(reader: Reader, *, keep: bool = False) -> BeforeValidator:
 
     def read(value: object) -> object:
         try:
-            found = reader(value)
+            parsed = reader(value)
         except ValueError as error:
             raise ValueError(f"expected {error}") from None
-        return value if keep else found
+        return value if keep else parsed
 
     return BeforeValidator(read)
 
@@ -123,22 +123,22 @@ _PLACEHOLDER = re.compile(rf"\{{({'|'.join(_ALL)}|directory|folder|cell|results|
 
 
 def check_command(command: str, each: str = "directory") -> None:
-    found = _PLACEHOLDER.findall(command)
+    placeholders = _PLACEHOLDER.findall(command)
     one, all_of_them = _ONE[each][0], _ALL[each != "directory"]
     for wrong, kinds in _ONLY_FOR.items():
-        if wrong in found and each not in kinds:
+        if wrong in placeholders and each not in kinds:
             raise ValueError(
                 f"the command {command!r} has {{{wrong}}}, which is for each = {' or '.join(map(repr, kinds))}; for "
                 f"each = {each!r}, {{{one}}}"
             )
-    has_one, has_all = (not {*names}.isdisjoint(found) for names in (_ONE[each], _ALL))
+    has_one, has_all = (not {*names}.isdisjoint(placeholders) for names in (_ONE[each], _ALL))
     if has_one == has_all:
         both = "both" if has_one else "neither"
         hint = "" if has_one else ", or trials = N to be run for its own sake"
         raise ValueError(
             f"the command {command!r} has {both} of {{{one}}} and {{{all_of_them}}}; it needs one of them{hint}"
         )
-    for pointer in found:
+    for pointer in placeholders:
         if pointer.startswith("/"):
             if has_all:
                 raise ValueError(f"{{{pointer}}} is an element of one {each}; it cannot be used with {{{all_of_them}}}")
@@ -170,8 +170,8 @@ def shell_commands(command: str, directories: Sequence[str], values: Sequence[Js
         folders = {"folder": path, "cell": cell, "results": Path(*path.parts[:1])}
         words |= {key: shlex.quote(str(workspace / each)) for key, each in folders.items()}
         for pointer in [each for each in _PLACEHOLDER.findall(command) if each.startswith("/")]:
-            found = element(value, pointer, name)
-            words[pointer] = shlex.quote(found if isinstance(found, str) else json.dumps(found))
+            part = element(value, pointer, name)
+            words[pointer] = shlex.quote(part if isinstance(part, str) else json.dumps(part))
         lines.append(_PLACEHOLDER.sub(lambda match: words[match[1]], command))  # noqa: B023  (called at once)
     return lines
 
@@ -337,8 +337,8 @@ class Retry(StrictTable):
     timeout: WholeNumber | Resubmission = 0
 
     def again(self, reason: str) -> Resubmission:
-        found = getattr(self, reason)
-        return found if isinstance(found, Resubmission) else Resubmission(times=found)
+        rule = getattr(self, reason)
+        return rule if isinstance(rule, Resubmission) else Resubmission(times=rule)
 
 
 class Distributed(StrictTable):
@@ -508,10 +508,10 @@ class Recipe:
 
     @cached_property
     def by_name(self) -> Mapping[str, tuple[Action, ...]]:
-        found: dict[str, tuple[Action, ...]] = {}
+        by_name: dict[str, tuple[Action, ...]] = {}
         for action in self.actions:
-            found[action.name] = (*found.get(action.name, ()), action)
-        return found
+            by_name[action.name] = (*by_name.get(action.name, ()), action)
+        return by_name
 
     def in_order(self) -> list[Action]:
         """Each action after those that it follows, else in the order of the file."""

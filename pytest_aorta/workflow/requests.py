@@ -100,7 +100,7 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
 
 
 def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, CellRequest]]:
-    found: dict[str, dict[str, CellRequest]] = {}
+    requests: dict[str, dict[str, CellRequest]] = {}
     for action in recipe.actions:
         if action.is_matrix:
             selection = selection_of(action, recipe, Selection())
@@ -109,13 +109,13 @@ def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, Cel
                 specs = [trials[0] for trials in trials_of(entries_of(selection, registry), selection, registry)]
             except (PlanError, RegistryError) as error:
                 raise recipe.error(action, f"action {action.name!r}: {error}") from None
-            found[action.name] = {
+            requests[action.name] = {
                 spec.cell: CellRequest(
                     request_digest(spec), cell_value(spec), (identifier(spec.workload.name), identifier(spec.cell))
                 )
                 for spec in specs
             }
-    return found
+    return requests
 
 
 def asked_of(action: Action, digests: Mapping[str, str]) -> str:

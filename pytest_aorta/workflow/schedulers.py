@@ -137,12 +137,12 @@ class _Psij:
             return {}
         done = slurm.answer([str(word) for word in self._executor.get_status_command(list(identities))])
         try:
-            found = self._executor.parse_status_output(done.returncode, done.stdout)
+            statuses = self._executor.parse_status_output(done.returncode, done.stdout)
         except Exception as error:  # whatever an executor makes of an answer that is none
             said = done.stderr.strip() or str(error)
             raise SchedulerError(f"{self._executor.name} does not say what becomes of jobs: {said}") from None
         states = {}
-        for identity, status in found.items():
+        for identity, status in statuses.items():
             word = status.state.name
             states[str(identity)] = TaskState(
                 state=_STATES.get(word, word), reason=status.message or "", over=bool(status.state.final)

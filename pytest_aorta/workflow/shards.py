@@ -9,19 +9,19 @@ _NUMBERED = re.compile(r"(?P<cell>.*\[.*)-\d+\]", re.DOTALL)
 
 
 def cell_of_item(name: str) -> str:
-    found = _NUMBERED.fullmatch(name)
-    return f"{found['cell']}]" if found else name
+    match = _NUMBERED.fullmatch(name)
+    return f"{match['cell']}]" if match else name
 
 
 def shards_of(names: Sequence[str], keys: Sequence[Sequence[Hashable]], count: int) -> list[int]:
     """The shard, from 0, of each item as they are collected; items with a key in common have the same one."""
     groups = joined(keys)
     cells = [tuple(cell_of_item(names[index]) for index in group) for group in groups]
-    found = [0] * len(names)
+    shards = [0] * len(names)
     for group, shard in zip(groups, divide(list(zip(cells, map(len, groups), strict=True)), count), strict=True):
         for index in group:
-            found[index] = shard
-    return found
+            shards[index] = shard
+    return shards
 
 
 def joined(keys: Sequence[Sequence[Hashable]]) -> list[list[int]]:
@@ -29,13 +29,13 @@ def joined(keys: Sequence[Sequence[Hashable]]) -> list[list[int]]:
     group_of: dict[Hashable, list[int]] = {}
     groups: list[list[int]] = []
     for index, own in enumerate(keys):
-        found = [index]
+        together = [index]
         for other in {id(group_of[key]): group_of[key] for key in own if key in group_of}.values():
-            found = [*other, *found]
+            together = [*other, *together]
             other.clear()
-        groups.append(found)
-        for each in found:
-            group_of.update(dict.fromkeys(keys[each], found))
+        groups.append(together)
+        for each in together:
+            group_of.update(dict.fromkeys(keys[each], together))
     return sorted(sorted(group) for group in groups if group)
 
 
@@ -50,10 +50,10 @@ def divide(parts: Sequence[tuple[Hashable, int]], count: int) -> list[int]:
     for index, part in enumerate(parts):
         cells.setdefault(part, []).append(index)
     loads = [0] * count
-    found = [0] * len(parts)
+    shards = [0] * len(parts)
     for (_, size), indices in sorted(cells.items(), key=lambda cell: -cell[0][1]):  # stable: else as planned
         order = sorted(range(count), key=lambda shard: loads[shard])
         for place, index in enumerate(indices):
-            found[index] = order[place % count]
+            shards[index] = order[place % count]
             loads[order[place % count]] += size
-    return found
+    return shards

@@ -102,41 +102,41 @@ def states(identities: Sequence[str]) -> dict[str, TaskState]:
     """
     if not identities:
         return {}
-    found = squeue(list(dict.fromkeys(identity.partition("_")[0] for identity in identities)))
-    if missing := [identity for identity in identities if identity not in found]:
+    queued = squeue(list(dict.fromkeys(identity.partition("_")[0] for identity in identities)))
+    if missing := [identity for identity in identities if identity not in queued]:
         for line in _accounted(f"--jobs={','.join(missing)}", "--format=JobID,State,ExitCode"):
             fields = line.split("|")
             if len(fields) == 3 and fields[1].strip():
                 state = fields[1].split()[0].rstrip("+")
                 reason = f"exit code {fields[2]}" if fields[2] not in ("", "0:0") else ""
-                found[fields[0].partition("_[")[0]] = TaskState(state=state, reason=reason, over=state in ENDED)
+                queued[fields[0].partition("_[")[0]] = TaskState(state=state, reason=reason, over=state in ENDED)
     # Tasks that were cancelled before they began are the array as a whole to squeue, and 12_[3-9] to sacct.
-    arrays = {it: found.get(it.partition("_")[0]) for it in missing if it not in found}
-    return found | {it: state for it, state in arrays.items() if state is not None and state.over}
+    arrays = {it: queued.get(it.partition("_")[0]) for it in missing if it not in queued}
+    return queued | {it: state for it, state in arrays.items() if state is not None and state.over}
 
 
 def squeue(numbers: Sequence[str]) -> dict[str, TaskState]:
     # With a single number that it does not know, squeue fails; with two, it leaves out what it does not know.
     asked = [*numbers, "1"] if len(numbers) == 1 else numbers
     command = ["squeue", f"--jobs={','.join(asked)}", "--states=all", "--array", "--noheader", "--format=%i|%T|%r"]
-    found = {}
+    states = {}
     for line in _output(command).splitlines():
         fields = [field.strip() for field in line.split("|", 2)]
         if len(fields) == 3 and _TASK.fullmatch(fields[0]):
             reason = "" if fields[2] in ("None", fields[1].title()) else fields[2]
-            found[fields[0]] = TaskState(state=fields[1], reason=reason, over=fields[1] in ENDED)
-    return found
+            states[fields[0]] = TaskState(state=fields[1], reason=reason, over=fields[1] in ENDED)
+    return states
 
 
 def find(names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
     lines = _output(["squeue", f"--name={','.join(names)}", "--states=all", "--noheader", "--format=%F|%j"])
     pairs = [line.split("|", 1) for line in lines.splitlines() if "|" in line]
-    found = {name.strip(): number.strip() for number, name in pairs if name.strip() in names}
-    if in_accounting and (missing := names - found.keys()):
+    numbers = {name.strip(): number.strip() for number, name in pairs if name.strip() in names}
+    if in_accounting and (missing := names - numbers.keys()):
         options = [f"--name={','.join(missing)}", "--starttime=now-30days", "--format=JobID,JobName%200"]
         pairs = [line.split("|", 1) for line in _accounted(*options) if "|" in line]
-        found |= {name: number.partition("_")[0] for number, name in pairs if name in missing}
-    return found
+        numbers |= {name: number.partition("_")[0] for number, name in pairs if name in missing}
+    return numbers
 
 
 def _accounted(*options: str) -> list[str]:
@@ -151,8 +151,8 @@ def setting(name: str, default: int) -> int:
     """A number of its configuration, of a SLURM that does not say it the default."""
     with contextlib.suppress(SchedulerError):
         pattern = rf"^{name}\s*=\s*(\d+)"
-        if found := re.search(pattern, _output(["scontrol", "show", "config"]), re.MULTILINE):
-            return int(found[1])
+        if match := re.search(pattern, _output(["scontrol", "show", "config"]), re.MULTILINE):
+            return int(match[1])
     return default
 
 
@@ -168,22 +168,22 @@ class NodeKind(NamedTuple):
 
 def node_kinds() -> dict[str, list[NodeKind]]:
     """Of each partition; the default one is there as ``""`` as well. Raises ``SchedulerError``."""
-    found: dict[str, list[NodeKind]] = {}
+    kinds: dict[str, list[NodeKind]] = {}
     for line in _output(["sinfo", "--noheader", "--exact", "--format=%P|%l|%D|%c|%m|%G"]).splitlines():
         name, limit, *numbers, gres = line.strip().split("|")
         nodes, cpus, memory = (int(re.match(r"\d+", number.strip())[0]) for number in numbers)  # type: ignore[index]
         gpus = sum(int(each) for each in re.findall(r"\bgpu(?::[A-Za-z_][^:,(]*)?:(\d+)", gres))
         kind = NodeKind(_minutes(limit), nodes, cpus, memory, gpus)
         for each in (name.rstrip("*"), *([""] if name.endswith("*") else [])):
-            found.setdefault(each, []).append(kind)
-    return found
+            kinds.setdefault(each, []).append(kind)
+    return kinds
 
 
 def _minutes(limit: str) -> float:
     """Of ``1-00:30:00``; also without days, and without hours."""
-    if not (found := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit.strip())):
+    if not (match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit.strip())):
         return math.inf
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return days * 1440 + hours * 60 + minutes + seconds / 60
 
 

@@ -83,8 +83,8 @@ def with_nodes(recipe: Recipe, cluster: Cluster, pattern: str, *, is_dry: bool) 
             states = slurm.nodes(None if partition is None else partition.name, table.nodes)
         nodes = tuple(dict.fromkeys([*each.nodes, *(name for name in states if slurm.takes_jobs(states[name]))]))
         if not nodes:
-            found = ", ".join(f"{name} is {state}" for name, state in states.items()) or "there is none"
-            raise RequestError(f"action {each.name!r} has no node that takes jobs: {found}")
+            states_text = ", ".join(f"{name} is {state}" for name, state in states.items()) or "there is none"
+            raise RequestError(f"action {each.name!r} has no node that takes jobs: {states_text}")
         down |= {name: states.get(name, "not there") for name in {*nodes, *states}}
         actions[number] = replace(each, nodes=nodes, table=table.model_copy(update={"trials": trials * len(nodes)}))
         if nodes != each.nodes and not is_dry:

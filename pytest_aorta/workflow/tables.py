@@ -55,7 +55,7 @@ def key_lines(text: str) -> Mapping[Location, int]:
 
     Keys within inline tables and arrays are not listed.
     """
-    found: dict[Location, int] = {(): 1}
+    lines: dict[Location, int] = {(): 1}
     counts: dict[Location, int] = {}  # of the elements of arrays of tables
     table: Location = ()
     quote = None  # of the long string that a line is in
@@ -70,13 +70,13 @@ def key_lines(text: str) -> Mapping[Location, int]:
                         counts[table] = counts.get(table, -1) + 1
                     if table in counts:
                         table = (*table, counts[table])
-                found.setdefault(table, number)
+                lines.setdefault(table, number)
             else:
                 for end in range(1, len(names) + 1):
-                    found.setdefault((*table, *names[:end]), number)
+                    lines.setdefault((*table, *names[:end]), number)
         for delimiter in re.findall(r'"""|' + "'''", line):
             quote = delimiter if quote is None else None if quote == delimiter else quote
-    return found
+    return lines
 
 
 def line_of(lines: Mapping[Location, int], location: Sequence[str | int]) -> int:
@@ -112,21 +112,21 @@ def check_table(
 def describe(error: ValidationError, content: Any) -> tuple[Location, str]:
     """The first error in the content of a file: where it is, and a sentence."""
     errors = error.errors(include_url=False)
-    found, steps = errors[0], errors[0]["loc"]
+    first, steps = errors[0], errors[0]["loc"]
     is_key = steps[-1:] == ("[key]",)
     location = _known(steps[:-2] if is_key else steps, content)
     place = _path_text(location, content)
-    if found["type"] == "unknown_key":
-        return (*location, found["ctx"]["key"]), f"{place}: {found['msg']}" if place else found["msg"]
-    if found["type"] == "missing" and isinstance(steps[-1], str):
+    if first["type"] == "unknown_key":
+        return (*location, first["ctx"]["key"]), f"{place}: {first['msg']}" if place else first["msg"]
+    if first["type"] == "missing" and isinstance(steps[-1], str):
         sentence = f"key {steps[-1]!r} is missing"
         return location, f"{place}: {sentence}" if place else sentence
-    place, value = place or "the file", found["input"]
+    place, value = place or "the file", first["input"]
     if is_key:
         return location, f"{place}: key {value!r}: expected a string"
-    if found["type"] == "value_error":
+    if first["type"] == "value_error":
         shown = "" if isinstance(value, dict) else _value_text(location, value)
-        return location, f"{place}{shown}: {found['msg'].removeprefix('Value error, ')}"
+        return location, f"{place}{shown}: {first['msg'].removeprefix('Value error, ')}"
     expected = dict.fromkeys(_words(each["msg"]) for each in errors if _known(each["loc"], content) == location)
     return location, f"{place}{_value_text(location, value)}: expected {' or '.join(expected)}"
 
@@ -224,11 +224,11 @@ def read_toml(text: str, file: Path) -> dict[str, Any]:
 def validated(table: Any, content: Mapping[str, Any], lines: Mapping[Location, int], file: Path) -> Any:
     unknown: list[str] | None = [] if file.name in FILES_OF_ROW else None
     try:
-        found = TypeAdapter(table).validate_python(content, context=unknown)
+        table_read = TypeAdapter(table).validate_python(content, context=unknown)
         for key in dict.fromkeys(unknown or ()):
             text = f"{file}: unknown key {key!r}, perhaps of a later version of Row: it does nothing here"
             warnings.warn(UnknownKey(text), stacklevel=2)
-        return found
+        return table_read
     except ValidationError as error:
         location, sentence = describe(error, content)
         raise RecipeError(sentence, file, line_of(lines, location)) from None

@@ -92,8 +92,8 @@ class MemorySampler:
         torch: Any = sys.modules["torch"]
         if not torch.cuda.is_initialized():
             return None, None
-        found = torch.cuda.memory_stats()
-        return found["allocated_bytes.all.current"], found["allocated_bytes.all.peak"]
+        statistics = torch.cuda.memory_stats()
+        return statistics["allocated_bytes.all.current"], statistics["allocated_bytes.all.peak"]
 
     def _watch_allocator(self) -> None:
         """Save the allocator's snapshot, with where each block was allocated, when the device has no memory left."""

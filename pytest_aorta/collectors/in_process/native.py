@@ -241,8 +241,8 @@ def _as_dump(threads: list[dict[str, Any]], *, all_threads: bool = False) -> str
 
 
 def _catches(pid: int, number: int) -> bool:
-    found = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read(f"/proc/{pid}/status"), re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+    match = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> (number - 1) & 1)
 
 
 def _read(path: str) -> str:

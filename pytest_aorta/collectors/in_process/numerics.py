@@ -368,7 +368,7 @@ class NumericsHooks:
         """Where it lies, and which other tensors that live lie there."""
         start, size = tensor.data_ptr(), _extent(tensor)
         storage = tensor.untyped_storage()
-        found: list[str] = []
+        names: list[str] = []
         own = {id(tensor), id(tensor._base)}
         for other in gc.get_objects():
             if not issubclass(type(other), torch.Tensor) or id(other) in own:
@@ -376,13 +376,13 @@ class NumericsHooks:
             try:
                 where = other.data_ptr()
                 if where < start + size and start < where + _extent(other) and not _is_view(tensor, other):
-                    found.append(self._called(other))
+                    names.append(self._called(other))
             except Exception:  # one without a storage
                 continue
         return {
             "address": start,
             "storage": {"address": storage.data_ptr(), "bytes": storage.nbytes(), "offset": start - storage.data_ptr()},
-            "alias_of": sorted(set(found))[:_NAMED],
+            "alias_of": sorted(set(names))[:_NAMED],
         }
 
     def _called(self, tensor: Any) -> str:
@@ -433,24 +433,24 @@ class NumericsHooks:
             known = [seen for seen in takers if seen.value is not None]
             return {"inputs_finite": not any(self._is_bad(seen.value) for seen in known) if known else None}
         module, inputs, named = call
-        found: dict[str, Any] = {"inputs_finite": True}
+        facts: dict[str, Any] = {"inputs_finite": True}
         for position, tensor in enumerate([*_tensors(inputs), *_tensors(named)]):
             if tensor.dtype not in _DTYPES or not self._has_bad(tensor) or _is_mask(tensor):
                 continue
-            found["inputs_finite"], seen = False, self._seen(tensor)
-            found["input"] = {"position": position, "made_by": seen.maker, **self._elements(tensor)}
+            facts["inputs_finite"], seen = False, self._seen(tensor)
+            facts["input"] = {"position": position, "made_by": seen.maker, **self._elements(tensor)}
             # The innermost module that runs, and was not given the tensor itself.
             around = [call.name for call in self.stack if not any(each is tensor for each in call.given)]
-            found["inside"] = around[-1] if around else "the program"
+            facts["inside"] = around[-1] if around else "the program"
             if seen.maker and seen.value is not None and not self._is_bad(seen.value):
-                found["overwritten"] = {"made_by": seen.maker, "in_place": seen.version != _version(tensor)}
-                found |= self._storage(tensor)
+                facts["overwritten"] = {"made_by": seen.maker, "in_place": seen.version != _version(tensor)}
+                facts |= self._storage(tensor)
             break
         own = [*module._parameters.items(), *module._buffers.items()]
         bad = [key for key, tensor in own if tensor is not None and self._has_bad(_bare(tensor.detach()))]
         if bad:
-            found["bad_parameters"] = bad
-        return found
+            facts["bad_parameters"] = bad
+        return facts
 
     def _has_bad(self, tensor: Any) -> bool:
         if tensor.dtype not in _DTYPES or tensor.numel() == 0:
