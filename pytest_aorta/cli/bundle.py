@@ -68,11 +68,11 @@ A trial again, with its seeds, on a machine that has its code:
 
 
 class Redactor:
-    """Replaces what a ticket should not hold; the same host or address has one name in all files.
+    """Replaces secrets, hosts and addresses in texts; a host or address has the same substitute in all files.
 
     Args:
         hosts: names of machines.
-        environ: values of its variables that are secrets by their names are found wherever they stand.
+        environ: values of its secret variables are replaced wherever they occur.
     """
 
     def __init__(self, hosts: set[str], environ: Mapping[str, str]) -> None:
@@ -89,7 +89,7 @@ class Redactor:
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
     def redacted(self, text: str, *, versions: bool = False) -> str:
-        """The text without; ``versions``: four numbers with dots between them are no address."""
+        """The text with substitutes; ``versions``: four numbers with dots are a version, not an address."""
         for pattern in filter(None, (self._known, _TOKENS, _USER_IN_URL, _BEARER)):
             text = self._replace("secrets", pattern, lambda match: REDACTED, text)
         text = "".join(map(self._without_values, text.splitlines(keepends=True)))
@@ -139,11 +139,11 @@ def _without_value(match: re.Match[str]) -> str:
 @click.command("bundle")
 @click.argument("results", type=click.Path(path_type=Path), default="results")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="aorta-bundle.tar.gz", help="The archive.")
-@click.option("--all-logs", is_flag=True, help="Logs and artifacts of passed trials, too.")
+@click.option("--all-logs", is_flag=True, help="Include logs and artifacts of passed trials.")
 def bundle(results: Path, output: Path, all_logs: bool) -> None:
-    """Secrets, homes, names of hosts and addresses are replaced; manifest.json counts them by file. Files that are no
-    text cannot be checked and are left out. Read the archive before you give it away: a secret that neither its name
-    nor its form gives away is not found.
+    """Replaces secrets, home folders, host names and addresses, and counts them by file in manifest.json. Leaves out
+    files that are no text, which cannot be checked. Read the archive before you send it: a secret without a telling
+    name or form is not found.
     """
     from pytest_aorta._version import __version__
     from pytest_aorta.triage.reading import Results

@@ -1,4 +1,4 @@
-"""What there is here: the names that a run may ask for, and what a trial would record of this machine."""
+"""``list`` and ``env``: registered names, and what a trial would record of this machine."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _LONGEST = 100
 @click.option(
     "--workload",
     metavar="NAME",
-    help="The options of this workload, by name or as FILE.py:CLASS; it is imported for that.",
+    help="List the options of this workload (a name, or FILE.py:CLASS), which is imported for that.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with a list for each kind.")
 @registry_option
 def list_registered(kinds: tuple[Kind, ...], workload: str | None, files: tuple[str, ...], as_json: bool) -> None:
-    """KIND limits the list to some of these: workloads, mitigations, environments, collectors. What cannot be loaded is
-    shown with the reason. Only --workload imports a workload.
+    """KIND is workloads, mitigations, environments or collectors; without it, all are listed. A name that cannot be
+    loaded is listed with the reason. Only --workload imports a workload.
     """
     if workload is not None and kinds:
         raise click.UsageError(f"--workload lists the options of one workload, and no {', '.join(kinds)}")
@@ -163,18 +163,18 @@ def _row(entry: Entry) -> Sequence[str]:
 
 
 @click.command("env")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object; without --diff, it can be given to --diff.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, which --diff can read.")
 @click.option(
     "--diff",
     "files",
     nargs=2,
     type=click.Path(path_type=Path),
     metavar="A B",
-    help="What differs between two files, each a trial file or one of pytest-aorta env --json.",
+    help="Compare two files: trial files, or outputs of pytest-aorta env --json.",
 )
 def env(as_json: bool, files: tuple[Path, Path] | None) -> None:
-    """With --diff, nothing is looked at but the files. Secrets are not shown. torch is not imported: what it only says
-    of itself in a trial (CUDA of torch, NCCL, threads) is in trial files.
+    """Secrets are not shown. torch is not imported, so its versions of CUDA and NCCL, and its threads, are in trial
+    files only. --diff reads only the two files.
     """
     if files is not None:
         _diff(*files, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``pytest-aorta try``: what a command does, how it fails, and the line of pytest that measures what may fix it."""
+"""``pytest-aorta try``: says what a command does and how it fails, and proposes a line of pytest that tests fixes."""
 
 from __future__ import annotations
 
@@ -121,17 +121,17 @@ _CANDIDATES_OF = (
 
 
 @click.command("try", context_settings={"allow_interspersed_args": False})
-@click.option("--yes", is_flag=True, help="Run the line that is found, without being asked.")
+@click.option("--yes", is_flag=True, help="Run the proposed line without asking.")
 @click.option(
-    "--time", "looking", default="1m", metavar="SEC", help="How long to look (default 1m), once a run has begun."
+    "--time", "looking", default="1m", metavar="SEC", help="Time limit for all runs (default 1m), from the first start."
 )
-@click.option("--timeout", metavar="SEC", help="A run that takes longer hangs (default: from the first runs).")
+@click.option("--timeout", metavar="SEC", help="Treat longer runs as hung (default: derived from the first runs).")
 @click.option(
     "--stdin", "stdin", metavar="FILE", help="Standard input of each run (default: what is piped here, else nothing)."
 )
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENT]...")
 def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None, stdin: str | None) -> None:
-    """pytest-aorta try -- python train.py --steps 40. Ctrl-C ends the looking, and keeps what was seen."""
+    """Example: pytest-aorta try -- python train.py --steps 40. Ctrl-C stops the runs and prints what they showed."""
     command = words[0] if len(words) == 1 and " " in words[0] else shlex.join(words)
     _checked("the command", checked_command, command)
     if problem := program_not_found(words_of(command), os.environ.get("PATH", os.defpath)):
@@ -166,7 +166,7 @@ def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None, s
 
 @contextlib.contextmanager
 def _ended(pytest: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Of a pytest that does not outlive this process, which may be told to end as well."""
+    """The status of a pytest that ends with this process, and passes its SIGTERM on."""
     try:
         yield pytest
     finally:
@@ -176,9 +176,9 @@ def _ended(pytest: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
 
 
 def _piped() -> tuple[str | None, str]:
-    """The file with what was piped to standard input, which each run gets; ``None`` for nothing. And what to say.
+    """The file that holds piped standard input (``None``: nothing was piped), and a note to print.
 
-    A pipe is read once: what comes from it is kept in the user's cache folder, for the line that is proposed as well.
+    A pipe can be read once, so its content is kept in the user's cache folder, also for the proposed line.
     """
     try:
         mode = os.fstat(0).st_mode
@@ -216,18 +216,19 @@ def _checked(name: str, reader: Reader, text: str) -> Any:
 
 
 class _Look:
-    """Runs of a command, by pytest: one as it is, then more of them with what the first one has shown.
+    """Runs of a command under pytest: one as given, then more with the options that the first one suggests.
 
-    A run hangs when it takes longer than the user has said, or many times as long as one that has ended by itself. As
-    long as none has, it is only said what a run does.
+    A run hangs when it exceeds the user's timeout, or takes many times as long as a run that ended by itself. Before
+    any run has ended, only its activity is reported.
 
     Attributes:
-        trials, bad, lost: those that say something about it, of these those that have failed, or passed in spite of a
-            NaN that they have printed; and those that have not come to their work.
-        signs, parts: as of ``_CANDIDATES_OF``; ``parts`` once all runs have ended.
-        options: with which all but the first are run.
-        timeout: that of the user, in seconds.
-        is_terminated: whether this process was told to end by SIGTERM.
+        trials: runs that came to their work.
+        bad: trials that failed, or printed a NaN although they passed.
+        lost: runs that did not come to their work.
+        signs, parts: as in ``_CANDIDATES_OF``; ``parts`` once all runs have ended.
+        options: for all runs but the first.
+        timeout: the user's, in seconds.
+        is_terminated: whether this process received SIGTERM.
     """
 
     def __init__(
@@ -278,7 +279,7 @@ class _Look:
         self._judge()
 
     def _judge(self) -> None:
-        """What the runs say, once all have ended."""
+        """Judge the runs, once all have ended."""
         if self.timeout is None:
             cut = [each for each in self.trials if each.facts.outcome == "timeout" and not self._hangs(each)]
             self.trials = [trial for trial in self.trials if trial not in cut]
@@ -308,7 +309,7 @@ class _Look:
         self.parts |= {"gpu", vendor} if vendor != "none" and (any(used) or None in used) else {"cpu"}
 
     def _hangs(self, trial: RecordedTrial) -> bool:
-        """Whether a deadline that has ended a run was long enough, by those that have ended by themselves."""
+        """Whether the deadline of a killed run was long enough, by comparison with runs that ended by themselves."""
         limit = trial.record["request"]["limits"]["timeout"]
         return bool(self.seconds) and limit is not None and limit >= _TIMES_LONGER * min(self.seconds)
 
@@ -374,7 +375,7 @@ class _Look:
             time.sleep(0.1)
 
     def _give_up(self, activity: Activity, waited: float, *, has_begun: bool = True, goes_on: bool = False) -> None:
-        """Wait no longer for the first run."""
+        """Stop waiting for the first run."""
         if self._doing:
             return
         self._waited = waited
@@ -390,7 +391,7 @@ class _Look:
             self._doing, self._is_stuck = f"it goes on printing, such as {_short(lines[-1] if lines else '')!r}", False
 
     def _read(self, results: Path, before: Sequence[RecordedTrial]) -> list[str]:
-        """Look for runs that have ended; the files of new ones that a deadline has ended."""
+        """Read runs that have ended; return the files of new ones that hit the deadline."""
         known = [*self.trials, *self.lost]
         if len(list(results.glob("*/trial_*.json"))) <= len(known) - len(before):
             return []
@@ -407,7 +408,7 @@ class _Look:
             click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
     def _guessed(self) -> dict[str, str]:
-        """How the steps of the trials can be read, as an option of pytest."""
+        """The pytest option that reads steps from the output of the trials."""
         lines: list[str] = []
         for log in sorted(self._folder.glob("*/*/trial_*/std*.log")):
             with log.open(errors="replace") as file:
@@ -416,12 +417,12 @@ class _Look:
 
     @property
     def seconds(self) -> list[float]:
-        """How long the trials took that have ended by themselves."""
+        """Durations of trials that ended by themselves."""
         return [each.facts.wall_sec or 0 for each in self.trials if each.facts.outcome != "timeout"]
 
     @property
     def deadline(self) -> float:
-        """Of a trial, in seconds."""
+        """Time limit of a trial, in seconds."""
         if self.timeout is not None:
             return self.timeout
         longest = _TIMES_LONGER * max(self.seconds) if self.seconds else _TIMEOUT
@@ -433,7 +434,7 @@ class _Look:
         return {"timeout": duration_text(self.deadline), **cwd}
 
     def lines(self) -> Iterator[str]:
-        """What there is to say, with the first sentence first."""
+        """The report, headline first."""
         why = ""
         if self.lost:
             record = self.lost[0].record
@@ -537,9 +538,9 @@ class _Look:
 
 
 def two_groups(values: Sequence[float]) -> tuple[tuple[float, int], tuple[float, int]] | None:
-    """Two values that numbers gather at, each with how many; ``None`` where they do not.
+    """The medians and sizes of two clusters of numbers; ``None`` without two clear clusters.
 
-    Each has two of them at least, and they are ten times as far apart as the numbers at one of them.
+    Each cluster has at least two numbers, and the gap between them is more than ten times as wide as either.
     """
     ordered = sorted(value for value in values if math.isfinite(value))
     if len(ordered) < _FEWEST_IN_GROUPS:
@@ -561,7 +562,7 @@ _MOST_FILES = 2000
 
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of each file in a folder, by its path; without hidden ones and caches of Python."""
+    """Size and modification time of each file in a folder, by path, without hidden files and caches of Python."""
     files: dict[str, tuple[int, int]] = {}
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith((".", "__pycache__", "results"))]
@@ -577,9 +578,9 @@ def _files(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def not_able(record: Mapping[str, Any], folder: Path) -> str:
-    """Why a run could not come to its work, where that is the same in each run of its kind; else empty.
+    """Why a run could not start its work: a missing file or module, or a wrong command line; else empty.
 
-    A file or module that is missing, or a wrong command line. ``folder``: in which the logs of the run are, somewhere.
+    ``folder``: an ancestor of the run's logs.
     """
     failure = record.get("failure") or {}
     if record["exit_status"] == "ok" or record["result"].get("executed_iterations"):
@@ -599,7 +600,7 @@ def not_able(record: Mapping[str, Any], folder: Path) -> str:
 
 
 def _measurement(look: _Look) -> tuple[list[str], list[str]]:
-    """The arguments of the pytest that measures what may fix a command; its line for a shell, and why it is so."""
+    """Arguments for the pytest that tests fixes of a command, and lines that show and explain them."""
     # torchrun and what is made of it set it themselves.
     ambient = {**({"OMP_NUM_THREADS": "1"} if look.launcher in _OF_TORCHRUN else {}), **os.environ}
     env_of = {each.name: each.env for each in BUILTIN_MITIGATIONS}
@@ -661,7 +662,7 @@ def _measurement(look: _Look) -> tuple[list[str], list[str]]:
 
 
 def _slots(look: _Look, times_too_long: float) -> dict[str, str]:
-    """Trials side by side, where one after the other takes too long, and nothing is shared but the host."""
+    """Options for parallel trials, where a sequence takes too long and trials share nothing but the host."""
     if look.launcher or times_too_long < 1 or (look.written and "cwd" not in look.options):
         return {}
     if "gpu" in look.parts:
@@ -674,7 +675,7 @@ def _slots(look: _Look, times_too_long: float) -> dict[str, str]:
 
 
 def _crowd() -> float:
-    """How many times as slow as alone a process may be, by the load of the machine."""
+    """How many times slower a process may run because of the machine's load."""
     return min(_FIRST, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 

@@ -85,8 +85,9 @@ def test_kills_of_idle_processes_cost_nothing_and_clear_the_suspect(
         for _ in range(4):
             assert orch.submit_next_level(host.die).wait().outcome is Outcome.ENDPOINT_FAILURE
             pid = orch.submit_next_level(host.own_pid).wait().payload
+            before = descendants()
             os.kill(pid, signal.SIGKILL)
-            wait_until_gone([pid])
+            wait_until(lambda before=before: descendants() - before, "its successor")
         assert all(orch.submit_next_level(host.nothing).wait().ok for _ in range(9))
 
     monkeypatch.setattr(endpoint, "BACK_OFF", 0.0)
