@@ -1,4 +1,4 @@
-"""Dispatch of tasks to endpoints, the same at every level: a graph, the runs that are open, endpoints. No processes.
+"""Dispatch of tasks to endpoints, the same at every level: a graph, open runs, endpoints; no processes.
 
 One lock guards all of them. A change is made in a ``turn``. At its end, every task that can start is started, on the
 thread that made the change: waking a scheduler thread would cost more than a short task.
@@ -270,7 +270,7 @@ class Placement:
         return None
 
     def take_hopeless(self, queues: ReadyQueues) -> tuple[GraphNode, Endpoint] | None:
-        """Remove the first of the next tasks that no endpoint can ever run; with one that is out of service."""
+        """Remove the first task that no endpoint can ever run; return it with an endpoint that is out of service."""
         if not [it for it in (*self._sub.values(), *self._next.values()) if it.gone]:
             return None
         for key, node in queues.heads():
@@ -349,7 +349,7 @@ class _Lock:
         SIGINT_HELD.__exit__()
 
     def wait_until(self, over: Callable[[], bool], give_up: float = math.inf) -> bool:
-        """Whether ``over()`` before that moment of ``time.monotonic()``; asked at every notification.
+        """Wait until ``over()``, at most until ``give_up`` (of ``time.monotonic()``); whether it was over.
 
         An interrupt is raised between two waits.
         """
@@ -383,7 +383,7 @@ class _Turn:
 
 
 class Dispatcher:
-    """Thread-safe."""
+    """Starts ready tasks on idle endpoints. Thread-safe."""
 
     def __init__(self, name: str, grace: float, allowed_failures: int | None = None) -> None:
         self.name = name
@@ -471,7 +471,7 @@ class Dispatcher:
             )
 
     def drain(self, timeout: float | None) -> bool:
-        """Accept no run any more, and wait for the open ones; whether they have ended in time."""
+        """Refuse new runs and wait for open ones; whether they ended in time."""
         give_up = math.inf if timeout is None else time.monotonic() + timeout
         with self.lock:
             self.closing = True
@@ -509,7 +509,7 @@ class Dispatcher:
         return node
 
     def wait_for_room(self, run: GraphRun, give_up: float) -> None:
-        """Block until a run's ring has room, the run accepts no task any more, or that moment."""
+        """Block until a run's ring has room, the run refuses tasks, or the time is over."""
 
         def over() -> bool:
             run.waited_for = True
@@ -519,7 +519,7 @@ class Dispatcher:
             self.lock.wait_until(over, give_up)
 
     def add_memory(self, run: GraphRun, slab: Slab) -> GraphNode:
-        """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
+        """Release a slab once its scope and all tasks that use it have ended; raises as ``submit``."""
         with self.turn:
             self._check_accepts(run)
             slab.node = self.graph.add_memory(slab, run)
@@ -597,7 +597,7 @@ class Dispatcher:
     # Blame
 
     def blame(self, dispatch: Dispatch | None) -> None:
-        """A process has died: the task that it ran is the suspect. Without one, kills come from outside."""
+        """Suspect the task of a process that has died; the death of an idle process clears all suspects."""
         if dispatch is None:
             for run in self.runs:
                 run.killed.clear()

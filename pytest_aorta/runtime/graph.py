@@ -1,4 +1,4 @@
-"""The graph of tasks: which wait for which, which are ready, which are poisoned, which can be forgotten. No processes.
+"""The graph of tasks: dependencies, readiness, failures, and nodes that can be dropped; no processes.
 
 What a task waits for follows from the bytes that it reads: of every run and storage, the graph knows which task writes
 which interval of bytes. Two views whose intervals meet are then compared exactly, so that columns and tiles of one
@@ -52,7 +52,7 @@ class Tag(enum.Enum):
 
 
 class Layout(NamedTuple):
-    """How the bytes of a view lie, from its first one on; all in bytes.
+    """The layout of a view, relative to its first byte; all numbers in bytes.
 
     Attributes:
         nbytes: from the first byte to the last one; 0 without items.
@@ -111,7 +111,7 @@ class Footprint:
         return not self.layout.nbytes
 
     def overlaps(self, other: Footprint) -> bool:
-        """Whether a byte is touched by both; true also for layouts too unlike to decide that in a few steps."""
+        """Whether both touch a common byte; also true if that is too costly to decide."""
         if self.backing != other.backing or self.empty or other.empty:
             return False
         if self.stop <= other.offset or other.stop <= self.offset:
@@ -289,7 +289,7 @@ def _box(footprint: Footprint, pitch: int, origin: int = 0) -> _Box:
 
 
 class Writers:
-    """For every run and storage, which node writes which bytes. Runs do not see each other's."""
+    """Writers of bytes, by run and storage; runs are independent."""
 
     def __init__(self) -> None:
         self._storages: dict[tuple[Hashable, Hashable], _StorageWrites] = {}
@@ -465,7 +465,7 @@ class Graph:
             self._report()
 
     def end_run(self, run: Hashable) -> None:
-        """All of its nodes are consumed: nothing reads what the failed ones have left."""
+        """Forget the writers of a run, all of whose nodes are consumed."""
         self.writers.end(run)
 
     def _make_ready(self, node: GraphNode) -> None:
@@ -518,7 +518,7 @@ class HazardWarning(UserWarning):
 
 
 class Hazards:
-    """Of one run; guarded by the dispatcher's lock."""
+    """Finds unordered accesses in one run; guarded by the dispatcher's lock."""
 
     def __init__(self) -> None:
         #: Accesses of the tasks that have not ended.
@@ -526,7 +526,7 @@ class Hazards:
         self._hazards: list[str] = []
 
     def submitted(self, node: GraphNode, accesses: Sequence[tuple[Footprint, Tag]]) -> None:
-        """Look for earlier tasks that this one does not wait for, although it writes what they access."""
+        """Warn of earlier tasks that a new one does not wait for, although it writes bytes that they access."""
         self._open = [entry for entry in self._open if entry[0].state in UNSTARTED or entry[0].state is State.RUNNING]
         before = _ancestors(node)
         for footprint, tag in accesses:

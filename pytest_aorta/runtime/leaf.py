@@ -1,4 +1,4 @@
-"""What runs in the processes below a worker: a slot, which runs one task after the other, or a worker of its own.
+"""The code of processes below a worker: a slot that runs one task after the other, or a nested worker.
 
 The other side is ``endpoint``. Messages to a process: ``task``, ``callables`` (new ones, and digests of those to
 forget), ``cancel``, ``unmap``, ``close``; from it: ``ready`` or ``failed`` once, ``ended`` for each task.
@@ -36,7 +36,7 @@ NOTHING = SlotArgs()
 
 
 def import_torch(argument: dict[str, Any]) -> dict[str, Any]:
-    """Once per zygote: import torch, where tensors are to be expected."""
+    """Import torch once per zygote, where tensors are expected."""
     if argument["torch"]:
         import torch  # noqa: F401
     return {}
@@ -191,7 +191,7 @@ def _map(function: Any, items: Any, first: int) -> list[Any]:
 
 
 def serve_worker(spec: Any, transport: Transport, owner: int | None, seed: Seed | None = None) -> None:
-    """Build the worker of a specification, and serve until the level above closes or goes.
+    """Build a worker from its specification and serve until the level above closes or dies.
 
     ``owner``: the process whose memory it maps; ``None`` on another host, where tensors come and go by value.
     """
@@ -288,5 +288,5 @@ class WorkerTask:
             self._transport.send(("ended", self._number, outcome, payload, failure, content))
 
     def cancel(self, why: str) -> None:
-        """Now, or as soon as it has a run."""
+        """Cancel the run now, or once it exists."""
         self._opened.add_done_callback(lambda opened: opened.result().cancel(why, running=True))

@@ -1,4 +1,4 @@
-"""What a graph is built with, and what its builder gets: the orchestrator, and handles of tasks and runs."""
+"""The orchestrator that builds graphs, and handles of tasks and runs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TaskRef:
         return record_of(self._node)
 
     def result(self, timeout: float | None = None) -> Any:
-        """What its callable has returned; of a group, a list of what its members have.
+        """The return value of its callable; for a group, the list of its members' return values.
 
         Raises:
             TimeoutError: ``timeout`` seconds have passed first.

@@ -107,7 +107,7 @@ class Partition(StrictTable):
                 yield f"at most {most} of memory per {what}, not {asked}M"
 
     def warnings(self, resources: JobResources, directories: int) -> Iterator[str]:
-        """What it would rather have, such as a number of CPUs that leaves no part of a node idle."""
+        """Wishes of the partition that a job ignores, such as a CPU count that fills whole nodes."""
         cpus, gpus = resources.total_cpus(directories), resources.total_gpus(directories)
         if self.warn_cpus_not_multiple_of and cpus % self.warn_cpus_not_multiple_of:
             yield f"partition {self.name}: {cpus} CPUs are no multiple of {self.warn_cpus_not_multiple_of}"
@@ -118,7 +118,7 @@ class Partition(StrictTable):
                 yield f"partition {self.name}: {asked}M of memory per {what} is asked for, and {most} would be there"
 
     def _memory(self, resources: JobResources) -> Iterator[tuple[str, int, str]]:
-        """What is asked for and limited: of which part, how many MB, and the limit."""
+        """Limited amounts of memory: the part they are for, the MB asked for, and the limit."""
         memory = resources.memory
         for what, asked, most in (
             ("CPU", memory and memory.per_cpu_mb, self.memory_per_cpu),
@@ -129,7 +129,7 @@ class Partition(StrictTable):
 
 
 class Cluster(StrictTable):
-    """A cluster. Ours are ``array_throttle``, how many jobs of an array run at a time, and ``maximum_array_size``."""
+    """A cluster. Not from Row: ``array_throttle`` (jobs of an array that run at a time), ``maximum_array_size``."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     identify: Identify
@@ -141,9 +141,9 @@ class Cluster(StrictTable):
     maximum_array_size: PositiveWhole = 1000
 
     def choose_partition(self, name: str | None, resources: JobResources, directories: int) -> Partition | None:
-        """The partition of this name, or the first that takes such a job and need not be asked for by its name.
+        """The named partition, or the first one that accepts the job and may be selected automatically.
 
-        ``None`` for a cluster that names none: its default one.
+        ``None`` means the scheduler's default, where the cluster defines no partitions.
         """
         if not self.partition:
             return Partition(name=name) if name is not None else None
@@ -173,7 +173,7 @@ class ClustersTable(StrictTable):
 
 
 class Launcher(StrictTable):
-    """What a command begins with: each part that is set, followed by its number, in this order."""
+    """The words in front of a command: each part that is set, followed by its number, in this order."""
 
     executable: Line | None = None
     processes: Line | None = None
@@ -191,7 +191,7 @@ class Launcher(StrictTable):
 
 
 def launcher_prefix(action: Action, directories: int, launchers: Mapping[str, Launcher]) -> str:
-    """The launchers of an action, in their order, with the numbers of a job over so many directories."""
+    """The words of an action's launchers, in order, for a job over this many directories."""
     names, resources = action.table.launchers, action.table.resources
     unknown = [name for name in names if name not in launchers]
     if unknown:
@@ -210,19 +210,19 @@ def launcher_prefix(action: Action, directories: int, launchers: Mapping[str, La
 
 @dataclass(frozen=True)
 class Configuration:
-    """All files that say something of clusters; the first of ``folders`` that names something counts."""
+    """All files on clusters and launchers. The first of ``folders`` that defines a name wins."""
 
     folders: Sequence[Path]
 
     @classmethod
     def of_project(cls, root: Path, environ: Mapping[str, str] = os.environ) -> Configuration:
-        """That of a recipe's folder, with the user's: ``~/.config/pytest-aorta``, or as ``XDG_CONFIG_HOME`` says."""
+        """Files in a recipe's folder, then in the user's: ``~/.config/pytest-aorta``, or in ``XDG_CONFIG_HOME``."""
         home = environ.get("HOME", os.path.expanduser("~"))
         return cls((root, Path(environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config"), "pytest-aorta")))
 
     @cached_property
     def clusters(self) -> tuple[Cluster, ...]:
-        """In the order in which they are tried."""
+        """All clusters, in the order of their trial."""
         clusters: list[Cluster] = []
         for file, text in self._texts("clusters.toml"):
             clusters += parse_tables(ClustersTable, text, file).cluster
@@ -230,7 +230,7 @@ class Configuration:
 
     @cached_property
     def launchers(self) -> Mapping[str, Mapping[str, Launcher]]:
-        """Launcher to cluster to what it says there."""
+        """Definitions by launcher and cluster."""
         launchers: dict[str, dict[str, Launcher]] = {}
         for file, text in reversed(self._texts("launchers.toml")):
             for name, by_cluster in parse_tables(dict[str, dict[str, Launcher]], text, file).items():
@@ -241,7 +241,7 @@ class Configuration:
         return launchers
 
     def cluster(self, name: str | None, environ: Mapping[str, str] = os.environ) -> Cluster:
-        """The cluster of this name; without one, the first that this host is recognised as."""
+        """The named cluster; without a name, the first that identifies this host."""
         if name is None:
             return next(cluster for cluster in self.clusters if cluster.identify.matches(environ))  # at least ``none``
         for cluster in self.clusters:

@@ -1,4 +1,4 @@
-"""What is known of a workspace without looking at all of its files: one index, and journals of what runs complete.
+"""The index of a workspace, which saves looking at all of its files, and the journals of running processes.
 
 ``index.sqlite`` holds everything, by directory. A process that runs actions appends to a journal of its own in
 ``staged/``; a line is one write, so that ``kill -9`` loses at most the last one. The next reader folds the journals
@@ -75,7 +75,7 @@ Completions = dict[str, dict[str, Completion | None]]
 
 
 class RequestDigests(BaseModel):
-    """What a trial was asked for: the digest of its cell's request, and digests of source files by path."""
+    """The request of a trial: a digest of its cell's request, and digests of source files by path."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -89,14 +89,14 @@ class RequestDigests(BaseModel):
 
 
 class Decision(BaseModel):
-    """Cells of an action that need no more trials, with the reasons; ``asked``: what the decision is about."""
+    """Cells of an action that need no more trials, with reasons; ``asked``: see ``requests.asked_of``."""
 
     asked: str = ""
     cells: dict[str, str] = Field(default_factory=dict)
 
 
 class Known(BaseModel):
-    """What is known of units; a line of a journal has what is new."""
+    """Completions, requests, decisions and outputs; each line of a journal holds new ones."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -110,9 +110,9 @@ class Known(BaseModel):
     folded: list[str] = Field(default_factory=list)
 
     def add(self, new: Known, *, forgets: bool = True) -> None:
-        """Take completions, requests and decisions over; they replace what was known of the same units.
+        """Merge newer knowledge, which replaces older entries of the same units.
 
-        ``forgets``: whether nothing is kept of units that have no completion any more, not even that.
+        ``forgets``: drop units whose completion is gone; otherwise keep ``None`` for them.
         """
         self.requests.update(new.requests)
         for action, units in new.completed.items():
@@ -156,9 +156,9 @@ class Journal:
         key: str = "",
         output: str = "",
     ) -> None:
-        """Append what has become of a unit, ``None`` for nothing.
+        """Append the outcome of a unit; ``None`` revokes it.
 
-        ``key``: of a command that is completed, see ``Project.key_of``; ``output``: the end of that of one that failed.
+        ``key``: of a completed command, see ``Project.key_of``. ``output``: last lines of a failed command.
         """
         key = request.key if request is not None else key
         new = Known(completed={action: {unit: None if outcome is None else (outcome, key)}})
@@ -187,7 +187,7 @@ class Journal:
         self._is_torn = False
 
     def close(self) -> None:
-        """Nothing more comes: the lines are on disk, and may be folded."""
+        """Sync and close the file; readers may fold it into the index from now on."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.fsync(self._fd)
@@ -207,7 +207,7 @@ _Value = tuple[int, int, str]
 
 
 def _stored(name: str) -> str | bytes:
-    """As it is in the index: names of files may be no text."""
+    """The form of a name in the index: bytes, where it is no valid text."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -220,10 +220,10 @@ def _read(name: str | bytes) -> str:
 
 
 class Workspace:
-    """What is known of the workspace of a recipe: nothing but what is looked up on disk, unless it is ``from_cache``.
+    """Directories of a recipe's workspace with their values and completions: from disk, or ``from_cache``.
 
-    ``only``: directories that are asked for, where nothing is to be known of others. ``damaged``: files of the index
-    that could not be read, with the reason; what they had said is missing.
+    ``only``: ignore all other directories. ``damaged``: unreadable files of the index, with the reason; their content
+    is missing here.
     """
 
     def __init__(self, recipe: Recipe, only: Collection[str] | None = None) -> None:
@@ -243,9 +243,9 @@ class Workspace:
 
     @classmethod
     def from_cache(cls, recipe: Recipe, only: Collection[str] | None = None) -> Self:
-        """With the index and the journals; those that have ended are folded into it, where it can be written.
+        """Read the index and the journals, and fold ended journals into the index where it is writable.
 
-        An edited value file is seen by a scan only.
+        Only a scan notices edited value files.
         """
         workspace = cls(recipe, only)
         workspace._values = None
@@ -272,7 +272,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """One state of the index, ``None`` where there is none; what is wrong with it is noted, and then it is none."""
+        """A consistent view of the index; ``None`` where it is absent or damaged, which is noted in ``damaged``."""
         file = self._index / _INDEX
         try:
             with file.open("rb") as opened:
@@ -297,7 +297,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A change of the index as a whole, which is made where it is not there, or damaged; raises ``OSError``."""
+        """One transaction on the index, which is created if it is absent or damaged; raises ``OSError``."""
         file = self._index / _INDEX
         try:
             if _INDEX in self.damaged or not file.exists():
@@ -365,7 +365,7 @@ class Workspace:
         index.executemany("INSERT INTO folded VALUES (?)", ((_stored(path.name),) for path in journals))
 
     def _fold(self) -> list[Path]:
-        """Read the index, and bring the journals that have ended into it; those that have not."""
+        """Read the index and fold ended journals into it; return the others."""
         self._load()
         journals = self._journals()
         ended = [path for path in journals if _has_ended(path)]
@@ -381,7 +381,7 @@ class Workspace:
         return [path for path in journals if path not in ended]
 
     def _add(self, journals: Iterable[Path], *, growing: bool = False) -> Known:
-        """Take in what journals say; what is new of that."""
+        """Merge journals into ``known``; return what they added."""
         new = Known()
         for journal in journals:
             if journal.name in self.known.folded:
@@ -409,7 +409,7 @@ class Workspace:
         return new
 
     def save(self) -> None:
-        """Keep what was looked up, for the next process; what others have completed in the meantime stays."""
+        """Store values that were read, for later processes; completions of other processes stay."""
         if not self._new and not self._has_all:
             return
         with contextlib.suppress(OSError):
@@ -437,10 +437,10 @@ class Workspace:
         self._values, self._new, self._has_all = {**(self._values or {}), **self._new}, {}, False
 
     def record(self, new: Known, is_gone: Callable[[str, str], bool] = lambda action, unit: False) -> tuple[int, int]:
-        """Note what was found on disk, and forget what is gone; how many of each.
+        """Store the result of a search on disk; return how many units changed, and how many were forgotten.
 
-        What has changed since this object was read is newer than the search, and stays. ``is_gone``: whether to
-        forget a unit of an action that was not found. Raises ``OSError``, and leaves the index as it was.
+        Changes since this object was read are newer than the search, and stay. ``is_gone``: whether to forget a unit
+        of an action that the search did not find. Raises ``OSError``, and leaves the index as it was.
         """
         self._index.mkdir(parents=True, exist_ok=True)
         before = self.known.completed
@@ -490,7 +490,7 @@ class Workspace:
 
     @property
     def names(self) -> list[str]:
-        """The directories, sorted: all folders but the results of workloads and the index."""
+        """The sorted names of directories: all folders but results of workloads and the index."""
         if self._names is None:
             without = {action.name for action in self._recipe.actions if action.is_matrix} | {self._index.name}
             folder = self._recipe.directories
@@ -537,10 +537,10 @@ class Workspace:
         return {}
 
     def look(self, names: Sequence[str], threads: int) -> Iterator[tuple[str, Collection[str]]]:
-        """What is in each of these directories now, by one look at it; values that have changed are read.
+        """List each directory once, and read changed values; yields the names in it.
 
-        By threads where the first looks mostly wait, as for files on other hosts; else they would only be in each
-        other's way.
+        Uses threads where the first listings mostly wait, as on network file systems; elsewhere threads only get in
+        each other's way.
         """
         from concurrent.futures import ThreadPoolExecutor  # which brings logging
 
@@ -609,12 +609,12 @@ class Workspace:
 
 
 def _times_waited() -> int:
-    """How often this thread has had to wait for something else than a core: that is so on a busy machine as well."""
+    """How often this thread has blocked (voluntary context switches), which a busy machine does not change."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def _connected(file: Path, mode: str) -> sqlite3.Connection:
-    """To a file of SQLite; where it cannot be locked, as on some network file systems, without locks of SQLite's."""
+    """Connect to a file of SQLite, without SQLite's locks on file systems that have none."""
     try:
         connection = sqlite3.connect(
             f"file:{quote(str(file))}?mode={mode}", uri=True, timeout=_PATIENCE, isolation_level=None

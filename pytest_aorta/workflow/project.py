@@ -1,8 +1,7 @@
-"""A project: a recipe, what is known of its workspace, and what both say of each unit of each action.
+"""A project: a recipe, its workspace, and the state of each unit of each action.
 
-A unit is what an action is complete on or not: a directory of the workspace, or a trial ``CELL/INDEX``, a cell
-``CELL``, or the whole matrix ``""`` of an action with a workload. Units of such an action contain each other, as paths
-do.
+A unit is the smallest thing that an action can complete: a directory of the workspace, or a trial ``CELL/INDEX``, a
+cell ``CELL`` or the whole matrix ``""`` of an action with a workload. These units contain each other like paths.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ _HOW = {"open": "has not run", "failed": "has failed", "without_result": "has no
 
 
 def containing(unit: str) -> Iterator[str]:
-    """A unit and those that contain it."""
+    """A unit, and all units that contain it."""
     yield unit
     while unit:
         unit = unit.rpartition("/")[0]
@@ -76,12 +75,12 @@ def containing(unit: str) -> Iterator[str]:
 
 
 def is_within(unit: str, units: Collection[str] | None) -> bool:
-    """Whether a unit is, or lies in, one of ``units``: of ``None``, any."""
+    """Whether a unit is in ``units`` or contained in one of them; ``None`` stands for all units."""
     return units is None or any(outer in units for outer in containing(unit))
 
 
 class Blocked:
-    """The units of an action for which a follower has to wait."""
+    """Units of an action that a later action has to wait for."""
 
     def __init__(self, units: Iterable[str] = ()) -> None:
         self.units = frozenset(units)
@@ -89,7 +88,7 @@ class Blocked:
         self._within |= {outer for unit in self.units if "/" in unit for outer in containing(unit)}
 
     def touches(self, unit: str) -> bool:
-        """Whether one of them is ``unit``, or lies in it, or contains it."""
+        """Whether one of them equals, contains, or is contained in ``unit``."""
         if unit in self._within or "" in self.units:
             return True
         return "/" in unit and any(outer in self.units for outer in containing(unit))
@@ -98,8 +97,7 @@ class Blocked:
 def waited_for(follower: Action, action: Action, progress: Mapping[str, Progress]) -> list[str]:
     """The units of ``action`` that ``follower`` has to wait for.
 
-    What works on a cell or a matrix of trials needs results, whatever they say; anything else needs what it follows
-    to be completed.
+    A follower on cells or on the matrix needs results, failed ones too. Any other follower needs completed units.
     """
     done = {"completed"}
     if action.is_matrix and (follower.is_matrix or follower.table.each != "trial"):
@@ -110,7 +108,7 @@ def waited_for(follower: Action, action: Action, progress: Mapping[str, Progress
 
 
 def blocked_for(follower: Action, action: Action, units: Sequence[str]) -> Blocked:
-    """Units that were ``waited_for``. For a follower that has units of another kind, ``action`` is one whole."""
+    """The units that block: ``units``, or all of the action where the follower has units of another kind."""
     on_directories = [each.table.each == "directory" and not each.is_matrix for each in (follower, action)]
     if units and (follower.is_matrix or on_directories[0] != on_directories[1]):
         return Blocked([""])
@@ -118,7 +116,7 @@ def blocked_for(follower: Action, action: Action, units: Sequence[str]) -> Block
 
 
 def waits_for(previous: Sequence[Blocked]) -> Callable[[str], bool]:
-    """Whether a unit has to wait for any of them."""
+    """Whether any of them blocks a unit."""
     waits = [each.touches for each in previous if each.units]
     if len(waits) <= 1:
         return waits[0] if waits else lambda unit: False
@@ -126,7 +124,7 @@ def waits_for(previous: Sequence[Blocked]) -> Callable[[str], bool]:
 
 
 def states_of(progress: Mapping[str, Progress], previous: Sequence[Blocked]) -> dict[str, State]:
-    """Each unit's state; ``previous``: what the action waits for. Units that are not needed are left out."""
+    """The state of each unit, without units that are not needed; ``previous``: blocked units of earlier actions."""
     waits = waits_for(previous)
     states: dict[str, State] = {}
     for unit, each in progress.items():
@@ -138,12 +136,12 @@ def states_of(progress: Mapping[str, Progress], previous: Sequence[Blocked]) -> 
 
 
 class Project:
-    """A recipe, and what is known of its workspace.
+    """A recipe and its workspace.
 
     Args:
-        registry_files: with names that are not built in.
-        fresh: whether directories and values are those on disk now, and nothing is kept: for a run.
-        only: names that are asked for. Where all actions are of single directories, no others are looked at.
+        registry_files: define more names.
+        fresh: read directories and values from disk, and do not store them: for a run.
+        only: names of interest. Where all actions work on single directories, others are not read.
 
     Attributes:
         workspace: directories with their values, and completions; read when it is first asked for.
@@ -186,14 +184,14 @@ class Project:
 
     @cached_property
     def requests(self) -> Requests:
-        """What is asked of each cell of the actions with a workload."""
+        """The requests of all cells, by action."""
         if not any(action.is_matrix for action in self.recipe.actions):
             return {}
         return cell_requests(self.recipe, self.registry)
 
     @property
     def registry(self) -> Registry:
-        """All names, those of the recipe included."""
+        """The registry, with the names that the recipe defines."""
         return self.recipe.names_in(Registry.load(self.registry_files))
 
     @property
@@ -201,7 +199,7 @@ class Project:
         return self.workspace.names
 
     def synchronize_jobs(self, cluster: str | None = None, *, is_submitting: bool = False) -> Sequence[Job]:
-        """Ask the scheduler for the jobs that have not ended, before completions are read: theirs are on disk then.
+        """Update open jobs from the scheduler. Call it before reading completions, which ended jobs have then written.
 
         ``cluster`` and ``is_submitting``: see ``reconcile``.
         """
@@ -212,7 +210,7 @@ class Project:
 
     @cached_property
     def submitted(self) -> Mapping[str, Mapping[str, str]]:
-        """Action to unit to the job, ``CLUSTER/ID``, that a scheduler has."""
+        """Submitted units by action, with their job ``CLUSTER/ID``."""
         submitted: dict[str, dict[str, str]] = {}
         for job in self.jobs:
             for number, task in enumerate(job.tasks if job.is_open else ()):
@@ -222,7 +220,7 @@ class Project:
         return submitted
 
     def rebuild(self) -> None:
-        """Make an index that is damaged again from what is on disk."""
+        """Rebuild a damaged index from disk."""
         if not self.workspace.damaged:
             return
         for name, reason in self.workspace.damaged.items():
@@ -245,7 +243,7 @@ class Project:
         return matching
 
     def units(self, action: Action) -> Sequence[str]:
-        """Also those that it does not include."""
+        """All units of an action, including those that its group excludes."""
         matrix = self.matrix_of(action)
         if matrix is None:
             return self.directories
@@ -285,14 +283,14 @@ class Project:
         return folder / f"trial_{trial}" if trial else folder
 
     def matrix_of(self, action: Action) -> Action | None:
-        """The action whose trials an action has, or is run on."""
+        """The action itself if it has trials, else the action whose trials it works on."""
         if action.is_matrix:
             return action
         return None if action.table.each == "directory" else self.recipe.matrix_before(action)
 
     @cached_property
     def progress(self) -> dict[str, dict[str, Progress]]:
-        """How far each unit of each action is. What commands have made is not looked for again."""
+        """The progress of each unit by action, from the index; products of commands are not looked up."""
         progress = {}
         for name, (action, *_) in self.recipe.by_name.items():
             progress[name] = self._due(action, self._trials(action) if action.is_matrix else self._commands(action))
@@ -322,7 +320,7 @@ class Project:
         return progress
 
     def key_of(self, action: Action) -> Callable[[str], str]:
-        """Gives what a completion of a command on a unit is of: its text, and the value of the directory."""
+        """A function from a unit to a digest of the command's text and the directory's value."""
         if action.name in self._keys:
             return self._keys[action.name]
         commands: dict[str, str] = {}  # where actions share the name
@@ -368,7 +366,7 @@ class Project:
         return by_unit
 
     def states(self, action: Action, only: Collection[str] | None = None) -> dict[str, State]:
-        """The state of each unit that an action includes; ``only``: units that count, with all that lie in them."""
+        """The state of each unit that an action includes; ``only``: restrict it to these units and their parts."""
         progress = self.progress[action.name]
         if only is not None:
             progress = {unit: each for unit, each in progress.items() if is_within(unit, only)}
@@ -382,7 +380,7 @@ class Project:
         return [blocked_for(action, each, waited_for(action, each, self._before(action, each))) for each in previous]
 
     def waits_for(self, action: Action, unit: str) -> Iterator[str]:
-        """What keeps an action from a unit: a sentence for each action that it follows."""
+        """Why a unit waits: a sentence for each previous action that blocks it."""
         for name in action.table.previous_actions:
             previous = self.recipe.by_name[name][0]
             units = waited_for(action, previous, self._before(action, previous))
@@ -622,9 +620,9 @@ THREADS = 8
 
 
 class Scan:
-    """A search on disk for what is completed: trial files and products.
+    """A search on disk for completed units: trial files and products.
 
-    ``accepts``: products of stale commands count as those of the commands as they are now.
+    ``accepts``: treat products of stale commands as current.
     """
 
     def __init__(
@@ -719,9 +717,9 @@ def planned_items(project: Project) -> Iterator[tuple[str, list[tuple[str, str]]
 
 
 def command_keys(action: Action, recipe: Recipe, units: Sequence[str]) -> list[tuple[str, str]]:
-    """What a command shares with the items that have to run on the same machine: an action and a unit.
+    """Keys that a command shares with the items that must run on the same machine: an action and a unit.
 
-    None where each unit is of several trials, which are divided.
+    No keys where a unit consists of several trials, which are divided among machines.
     """
     if action.table.each in ("cell", "matrix"):
         return []

@@ -1,4 +1,4 @@
-"""A recipe: what its tables may say, how a file is read into it, and whether its actions fit together.
+"""A recipe: its tables, how a file is read, and whether its actions fit together.
 
 Each key of an action may be left out: it is taken from the action that ``from`` names, then from the defaults.
 """
@@ -279,7 +279,7 @@ class JobResources(StrictTable):
         return self.walltime.per_submission or (self.walltime.per_directory or _HOUR) * directories
 
     def cost(self, directories: int, measured: timedelta | None = None) -> Cost:
-        """What a job over so many directories costs at most; ``measured``: what one has taken."""
+        """The highest cost of a job over this many directories; ``measured``: known time of one directory."""
         time = self.total_walltime(directories)
         if measured is not None:
             time = min(time, measured * directories)
@@ -323,14 +323,14 @@ def _factor(value: Any) -> Any:
 
 
 class Resubmission(StrictTable):
-    """How often what a job has lost is submitted again by ``--watch``; ``memory``: times what the one before had."""
+    """How often ``--watch`` submits lost units again; ``memory``: factor on the memory of the job before."""
 
     times: WholeNumber = 1
     memory: Annotated[float, Field(gt=1), BeforeValidator(_factor)] | None = None
 
 
 class Retry(StrictTable):
-    """By how jobs have ended: a lost node or a preemption, too little memory, the time limit."""
+    """Resubmissions by cause: lost node or preemption, too little memory, time limit."""
 
     infrastructure: WholeNumber | Resubmission = 2
     oom: WholeNumber | Resubmission = 0
@@ -475,7 +475,7 @@ class Action:
 
     @property
     def least_nodes(self) -> int:
-        """That a trial needs."""
+        """Minimum nodes per trial."""
         return int(str(self.table.distributed.elastic.get("nnodes", 1)).partition(":")[0])
 
 
@@ -490,12 +490,12 @@ class Recipe:
 
     @property
     def root(self) -> Path:
-        """In which commands run."""
+        """The folder that commands run in."""
         return self.file.parent
 
     @property
     def directories(self) -> Path:
-        """The workspace: the folder of the directories that commands work on, and of the results of trials."""
+        """The workspace: directories that commands work on, and results of trials."""
         return self.root / self.workspace.path
 
     def names_in(self, registry: Registry) -> Registry:
@@ -503,7 +503,7 @@ class Recipe:
 
     @property
     def index(self) -> Path:
-        """The folder of what is known of the workspace, beside the recipe."""
+        """The folder of the workspace's index, beside the recipe."""
         return self.root / ".aorta"
 
     @cached_property
@@ -514,7 +514,7 @@ class Recipe:
         return by_name
 
     def in_order(self) -> list[Action]:
-        """Each action after those that it follows, else in the order of the file."""
+        """Actions after their previous ones, otherwise in the order of the file."""
         done: dict[str, None] = {}
         left = list(self.by_name)
         while left:
@@ -524,7 +524,7 @@ class Recipe:
         return [action for name in done for action in self.by_name[name]]
 
     def matrix_before(self, action: Action) -> Action | None:
-        """The action with a workload whose trials, or cells, an action is run on: the nearest before it."""
+        """The nearest previous action with a workload; this action works on its trials or cells."""
         names = [*action.table.previous_actions]
         for name in names:
             before = self.by_name[name][0]
@@ -628,7 +628,7 @@ _USELESS: Mapping[tuple[bool, bool], set[str]] = {
 
 
 def nodes_file(recipe: Path, action: str) -> Path:
-    """Where the nodes of a sweep are kept, one a line, in the order in which they were first seen."""
+    """The file with the nodes of a sweep, one per line, in the order of discovery."""
     return recipe.parent / ".aorta" / f"nodes-{identifier(action)}.txt"
 
 
@@ -644,7 +644,7 @@ def _check_trial_command(command: str) -> None:
 def _with_action_at_the_top(
     content: dict[str, Any], lines: Mapping[Location, int], file: Path
 ) -> tuple[dict[str, Any], Mapping[Location, int]]:
-    """A file that is one action, without a header: what else is there are the keys of the file itself."""
+    """Read a file that is one action without a header; all other keys belong to the file."""
     own = {key: value for key, value in content.items() if key not in RecipeTable.model_fields}
     known = [key for key in own if key in ActionTable.model_fields]
     if not known:

@@ -1,4 +1,4 @@
-"""Which part of a plan is run where several machines share it: the same answer on all of them."""
+"""Division of a plan among machines; each machine computes the same division."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shards_of(names: Sequence[str], keys: Sequence[Sequence[Hashable]], count: i
 
 
 def joined(keys: Sequence[Sequence[Hashable]]) -> list[list[int]]:
-    """Indices of what has a key in common, directly or by others; each group in order, and groups by their first."""
+    """Groups of indices that share keys, directly or through others; sorted by their first index."""
     group_of: dict[Hashable, list[int]] = {}
     groups: list[list[int]] = []
     for index, own in enumerate(keys):
@@ -40,7 +40,7 @@ def joined(keys: Sequence[Sequence[Hashable]]) -> list[list[int]]:
 
 
 def divide(parts: Sequence[tuple[Hashable, int]], count: int) -> list[int]:
-    """The shard, from 0, of each part: its cell, and the number of its items.
+    """The shard, from 0, of each part; a part is a cell and a number of items.
 
     Of each cell, all shards get equally many, or one more: a cell that ran on one machine alone could not be told from
     that machine. What is left of a cell goes to the shards with the least to do, large parts first. So two shards

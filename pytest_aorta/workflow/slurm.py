@@ -1,4 +1,4 @@
-"""The commands of SLURM: what they are asked, and what their answers mean."""
+"""SLURM's commands and the meaning of their output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TASK = re.compile(r"(\d+)(?:_(\d+))?")
 
 
 class TaskState(BaseModel):
-    """What a scheduler says of a job, or of a task of an array."""
+    """The state that a scheduler reports for a job or an array task."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,7 +52,7 @@ class TaskState(BaseModel):
 
 
 class Asked(NamedTuple):
-    """A script with what its job asks for, for schedulers that do not read that in the script."""
+    """A script and its resources, for schedulers that do not read them from the script."""
 
     name: str
     script: Path
@@ -72,7 +72,7 @@ class SchedulerError(RequestError):
 
 
 class LostAnswer(SchedulerError):
-    """Whether the scheduler has the job is not known."""
+    """The scheduler may or may not have accepted the job."""
 
 
 def submit(asked: Asked) -> tuple[str, TaskState | None]:
@@ -148,7 +148,7 @@ def _accounted(*options: str) -> list[str]:
 
 @cache
 def setting(name: str, default: int) -> int:
-    """A number of its configuration, of a SLURM that does not say it the default."""
+    """A number in SLURM's configuration, or the default if it is absent."""
     with contextlib.suppress(SchedulerError):
         pattern = rf"^{name}\s*=\s*(\d+)"
         if match := re.search(pattern, _output(["scontrol", "show", "config"]), re.MULTILINE):
@@ -167,7 +167,7 @@ class NodeKind(NamedTuple):
 
 
 def node_kinds() -> dict[str, list[NodeKind]]:
-    """Of each partition; the default one is there as ``""`` as well. Raises ``SchedulerError``."""
+    """Node kinds by partition; ``""`` is the default partition. Raises ``SchedulerError``."""
     kinds: dict[str, list[NodeKind]] = {}
     for line in _output(["sinfo", "--noheader", "--exact", "--format=%P|%l|%D|%c|%m|%G"]).splitlines():
         name, limit, *numbers, gres = line.strip().split("|")
@@ -180,7 +180,7 @@ def node_kinds() -> dict[str, list[NodeKind]]:
 
 
 def _minutes(limit: str) -> float:
-    """Of ``1-00:30:00``; also without days, and without hours."""
+    """Minutes of a limit such as ``1-00:30:00``; days and hours may be missing."""
     if not (match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit.strip())):
         return math.inf
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
@@ -188,7 +188,7 @@ def _minutes(limit: str) -> float:
 
 
 def end_of(number: str) -> str | None:
-    """How a job is being ended now, ``None`` where it goes on, or nobody knows."""
+    """How a running job is being ended; ``None`` if it goes on or is unknown."""
     with contextlib.suppress(SchedulerError):
         state = squeue([number]).get(number)
         if state is not None and state.state not in ("RUNNING", "SUSPENDED", "COMPLETED"):
@@ -201,7 +201,7 @@ _NO_JOBS = ("down", "drain", "drng", "fail", "maint", "unk", "reboot", "power")
 
 
 def nodes(partition: str | None, names: Sequence[str]) -> dict[str, str]:
-    """Nodes with their states: these, or those of a partition, by default of SLURM's own default."""
+    """States of the named nodes, or of a partition's (default: SLURM's default partition)."""
     chosen = [f"--partition={partition}"] if partition else []
     chosen += [f"--nodes={','.join(names)}"] if names else []
     lines = [line.split("|") for line in _output(["sinfo", "-h", "-N", *chosen, "--format=%N|%T|%P"]).splitlines()]
@@ -228,7 +228,7 @@ def _output(command: Sequence[str]) -> str:
 def answer(
     command: Sequence[str], folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Of a process that Ctrl-C does not reach; it is ended when an exception ends the wait."""
+    """Output of a process that Ctrl-C does not reach; an exception during the wait ends it."""
     lost: Callable[[str], SchedulerError] = LostAnswer if command[0] == "sbatch" else SchedulerError
     try:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""Submissions: what is left of a recipe, in groups, as scripts to a scheduler.
+"""Submission of a recipe's open units, group by group, as scripts to a scheduler.
 
 Every word of a script that is not the user's own shell text is quoted for the shell.
 """
@@ -56,7 +56,7 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class PlannedAction:
-    """The jobs of an action, and how many of its other units there are of which kind."""
+    """The jobs of an action, and counts of its other units by kind."""
 
     action: Action
     jobs: Sequence[PlannedJob]
@@ -68,7 +68,7 @@ class PlannedAction:
 
 
 def with_nodes(recipe: Recipe, cluster: Cluster, pattern: str, *, is_dry: bool) -> tuple[Recipe, dict[str, str]]:
-    """The recipe with the nodes that its sweeps are for, new ones last, and the states of those that take no jobs."""
+    """The recipe with the nodes of its sweeps, new ones last, and the states of nodes that take no jobs."""
     actions, down = list(recipe.actions), dict[str, str]()
     for number, each in enumerate(actions):
         if each.nodes is None or not fnmatchcase(each.name, pattern):
@@ -105,7 +105,7 @@ def plan_action(
     watched: float | None,
     kinds: Mapping[str, Sequence[slurm.NodeKind]] = MappingProxyType({}),
 ) -> PlannedAction:
-    """The jobs for what is left of an action, in at most ``limit`` groups.
+    """Jobs for the open units of an action, in at most ``limit`` groups.
 
     ``arguments``: for the pytest of trials. ``down``: nodes that take no jobs, with their states. ``watched``: since
     when, for units that jobs since then have not left for good. ``kinds``: the nodes of each partition.
@@ -182,7 +182,7 @@ def plan_jobs(
     arguments: Sequence[str] = (),
     kinds: Mapping[str, Sequence[slurm.NodeKind]] = MappingProxyType({}),
 ) -> Iterator[PlannedJob]:
-    """The jobs of an action; groups that follow each other and are of one size share an array.
+    """The jobs of an action; consecutive groups of equal size share an array.
 
     ``kinds``: the nodes of each partition, where they are known.
     """
@@ -260,7 +260,7 @@ def _check_limits(
     size: int,
     kinds: Mapping[str, Sequence[slurm.NodeKind]],
 ) -> None:
-    """Raise ``RecipeError`` for a job over so many units that would wait for ever."""
+    """Raise ``RecipeError`` for a job that could never start."""
     own = action.table.submit_options.get(cluster.name, SubmitOptions())
     there = kinds.get("" if partition is None else partition.name, ())
     if not there or any(
@@ -293,7 +293,7 @@ def _check_limits(
 
 
 def _printed(action: str, options: SubmitOptions) -> str | None:
-    """Where Row's keys have what a job prints, from the folder of the recipe."""
+    """The path for a job's output by Row's keys, relative to the recipe."""
     if options.output_file_path is None and options.output_file_name is None:
         return None
     name = (options.output_file_name or "{action_name}-%j.out").replace("{action_name}", identifier(action))
@@ -313,7 +313,7 @@ def _pytest_line(action: Action, start: Path, arguments: Sequence[str], items: P
 
 
 def submit(planned: PlannedJob, root: Path) -> Job:
-    """Submit a job, and keep what is known of it; with the scheduler ``bash`` it has ended when this returns.
+    """Submit a job and store it; a job of the scheduler ``bash`` has ended when this returns.
 
     Raises:
         SchedulerError: the scheduler has refused it.
@@ -468,7 +468,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")
 
 
 def _sbatch_options(action: Action, cluster: Cluster, partition: Partition | None, units: int) -> Iterator[str]:
-    """The options of a job over so many units, in an order in which those of the user win."""
+    """The options of a job, ordered so that the user's override others."""
     own = action.table.submit_options.get(cluster.name, SubmitOptions())
     resources, memory = action.table.resources, action.table.resources.memory
     gpus, processes = resources.gpus_per_process, resources.total_processes(units)
@@ -518,7 +518,7 @@ def _sbatch_options(action: Action, cluster: Cluster, partition: Partition | Non
 
 
 def quoted(text: str) -> str:
-    """A word of a line that sbatch reads; raises ``RecipeError`` where it cannot be written in one line."""
+    """Quote a word for a line that sbatch reads; raises ``RecipeError`` if it is not printable."""
     if _PLAIN.fullmatch(text):
         return text
     if not text.isprintable():

@@ -1,4 +1,4 @@
-"""Files of tables, TOML or YAML: how they are read, and the sentence that says what is wrong and where."""
+"""Reading of TOML and YAML into checked tables, with errors that name file, line and valid values."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def line_of(lines: Mapping[Location, int], location: Sequence[str | int]) -> int
 def check_table(
     table: type[BaseModel], content: Any, useless: Collection[str] = (), unknown: list[str] | None = None
 ) -> Any:
-    """The table; raise what pydantic reports where ``content`` is none, or has a key that it has not.
+    """Return ``content`` without unknown keys; raise a pydantic error if it is no table, or a key is misspelled.
 
-    ``useless``: keys that are known, but not worth naming. ``unknown``: takes the keys that are like none of those that
-    are known, which are left out; without it, they are errors as well.
+    ``useless``: known keys that messages do not propose. ``unknown``: receives keys unlike any known one; without it,
+    they are errors, too.
     """
     keys = sorted({field.alias or name for name, field in table.model_fields.items()})
     if not isinstance(content, Mapping):
@@ -110,7 +110,7 @@ def check_table(
 
 
 def describe(error: ValidationError, content: Any) -> tuple[Location, str]:
-    """The first error in the content of a file: where it is, and a sentence."""
+    """The first error in the content of a file: its location, and a sentence."""
     errors = error.errors(include_url=False)
     first, steps = errors[0], errors[0]["loc"]
     is_key = steps[-1:] == ("[key]",)
@@ -169,7 +169,7 @@ def _value_text(location: Location, value: object) -> str:
 
 
 class StrictTable(BaseModel):
-    """A table of a file. A key that it does not know is an error, or goes to the context of the validation."""
+    """A table of a file. An unknown key is an error, or goes to the context of the validation."""
 
     # Their schemas are built when a file is read, of which most commands read one.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -187,7 +187,7 @@ class StrictTable(BaseModel):
 
 
 class OneOf(StrictTable):
-    """A table of which exactly one key is set."""
+    """A table with exactly one key set."""
 
     def model_post_init(self, context: object) -> None:
         if len(self.model_fields_set) != 1:
@@ -195,9 +195,9 @@ class OneOf(StrictTable):
 
 
 def completed(ours: Any, theirs: Any) -> Any:
-    """A table with the keys that it leaves out from a template; so are tables within it, and those by name.
+    """Fill the missing keys of a table from a template, recursively.
 
-    Tables of which one key excludes the others are taken whole.
+    A ``OneOf`` is taken whole.
     """
     if isinstance(ours, StrictTable) and isinstance(theirs, StrictTable) and not isinstance(ours, OneOf):
         update = {name: getattr(theirs, name) for name in theirs.model_fields_set}

@@ -25,7 +25,7 @@ _MATRIX = ("matrix.json", "matrix.md")
 
 
 def _folder_of_trial(path: PurePosixPath) -> PurePosixPath | None:
-    """The folder with the trial file that this is, or that this is an artifact of."""
+    """The folder of the trial that a file belongs to; ``None`` for other files."""
     parts = () if HISTORY in path.parts else path.parts
     depths = [depth for depth, name in enumerate(parts[:-1]) if depth and _ARTIFACTS.fullmatch(name)]
     if not depths and len(parts) > 1 and _TRIAL.fullmatch(path.name):
@@ -90,7 +90,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 class Merge:
-    """What it takes to have the files of all sources in the destination; of equal files, the first is taken.
+    """The copies that bring the files of all sources to the destination; equal files count once.
 
     Attributes:
         additions: files with their targets, trial files last.
@@ -134,9 +134,9 @@ class Merge:
         self.trials = sum(_is_trial(target) for _, target in self.additions)
 
     def carry_out(self, run: str) -> None:
-        """Do it, where nothing differs; a merge that was killed can be done again. Raises ``OSError``.
+        """Copy the additions; a killed merge can be repeated. Raises ``OSError``.
 
-        ``run``: name in the history, for what has to move.
+        ``run``: folder in the history for files that have to move.
         """
         for folder in self._folders:
             (self.root / folder).mkdir(parents=True, exist_ok=True)
