@@ -1,4 +1,4 @@
-"""What a collector is: a class of the entry-point group ``aorta.collectors``, and a file that runs in each rank."""
+"""The contract of collectors: a class in the entry points ``aorta.collectors``, and a file that runs in each rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CollectorError(RegistryError):
 
 @dataclass(frozen=True)
 class Context:
-    """The trial that a collector is to look at.
+    """The trial that a collector observes.
 
     Attributes:
         folder: of this collector, in the folder of the trial. It is made before the trial starts.
@@ -50,7 +50,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a trial gets before its interpreter starts: variables, and words in front of the command of its process.
+    """Changes to the start of a trial: variables, and words in front of its command.
 
     With either, each trial starts an interpreter of its own, as with ``--aorta-isolation spawn``.
     """
@@ -61,7 +61,7 @@ class Preparation:
 
 @dataclass(frozen=True)
 class CollectorSummary:
-    """What a collector has found in a trial: one sentence, empty for nothing; plain data; files, below its folder."""
+    """Findings in a trial: one sentence (empty for none), plain data, and files below the collector's folder."""
 
     sentence: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Collector:
         self.given = {**{name: default for name, (default, _) in self.options.items()}, **given}
 
     def preparation(self, context: Context) -> Preparation:
-        """What the trial needs before it starts; also called once before the first trial of a cell. Makes no files.
+        """Changes to the start of a trial; also called once before the first trial of a cell. Must make no files.
 
         Raises:
             CollectorError: it cannot be used for such a trial.
@@ -98,7 +98,7 @@ class Collector:
         return Preparation()
 
     def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
-        """What was found, when the processes of the trial are gone; ``ranks`` are those that have begun."""
+        """Summarize the files, after the processes of the trial are gone; ``ranks``: ranks that had started."""
         return CollectorSummary()
 
 
@@ -163,7 +163,7 @@ def _spelled(value: Value) -> str:
 
 
 def variable(collectors: Mapping[str, Collector], folder: Path) -> dict[str, str]:
-    """What has the Python processes of a trial start its collectors; ``folder`` is the trial's."""
+    """The variable that makes Python processes of a trial start its collectors; ``folder``: of the trial."""
     here = Path(__file__).with_name("in_process")
     asked = [
         # The package may lie elsewhere in a container: its own files are named relative to start.py.

@@ -1,4 +1,4 @@
-"""Which of some trials that should be equal differ, and where first; then, which operator it was."""
+"""Finds which of several equal trials differ, where they differ first, and which operator caused it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DivergenceCollector(Collector):
             raise CollectorError(f"--aorta-collect divergence:mode={self.given['mode']}: expected hash or statistics")
 
     def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
-        """How much was hashed; what it says is found when several trials are compared."""
+        """The extent of the recording; differences appear only when trials are compared."""
         trial = read_trial(folder)
         if not trial.ranks:
             return CollectorSummary("nothing to compare: no module of torch was called, no optimizer made a step")
@@ -57,7 +57,7 @@ class DivergenceCollector(Collector):
 
 @dataclass(frozen=True)
 class Step:
-    """Of one rank: its number, its events in the order of execution, and their hashes or statistics."""
+    """One step of a rank: its number, its events in order, and their hashes or statistics."""
 
     number: int
     events: tuple[str, ...]
@@ -72,7 +72,7 @@ class Step:
 
 @dataclass(frozen=True)
 class StepTraces:
-    """The steps of each rank; ``tolerance`` of statistics, relative, ``None`` for hashes."""
+    """Recorded steps of a trial by rank; ``tolerance``: relative, for statistics; ``None`` for hashes."""
 
     ranks: Mapping[int, Sequence[Step]]
     tolerance: float | None = None
@@ -86,7 +86,7 @@ class StepTraces:
 
 
 def read_trial(folder: Path) -> StepTraces:
-    """What the ranks of a trial have recorded in ``collect/divergence``; without ranks where there is nothing."""
+    """Read a trial's recording in ``collect/divergence``; it has no ranks if there is none."""
     ranks: dict[int, list[Step]] = {}
     tolerance = None
     for rank in sorted(int(file.stem.removeprefix("rank_")) for file in folder.glob("rank_*.jsonl")):
@@ -117,7 +117,7 @@ def trace_file(folder: Path, rank: int) -> Path:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """Where a trial differs first.
+    """The first difference of a trial from the majority.
 
     Attributes:
         ordinal: of the step among those that were recorded, from 0.
@@ -172,9 +172,9 @@ class TraceComparison:
 
 
 def compare_trials(trials: Mapping[str, StepTraces]) -> TraceComparison:
-    """Follow all trials step by step; at each difference, those that are fewer drop out.
+    """Compare trials step by step; at each difference, the minority drops out.
 
-    A trial that has ended agrees as far as it has come. Of as many that differ, the first one is believed.
+    A trial that ended early agrees as far as it ran. In a tie, the first trial counts as right.
     """
     comparison = TraceComparison(list(trials))
     tolerance = next((trial.tolerance for trial in trials.values() if trial.tolerance is not None), None)
@@ -205,7 +205,7 @@ def compare_trials(trials: Mapping[str, StepTraces]) -> TraceComparison:
 def _departures(
     steps: Mapping[str, Step], last: set[str], rank: int, ordinal: int, tolerance: float | None
 ) -> dict[str, FirstDifference]:
-    """Where trials leave the majority in a step; ``last``: they may have been cut off."""
+    """The first difference of each trial that leaves the majority in a step; ``last``: trials that end in it."""
     rows = {name: step.row() for name, step in steps.items()}
     places: dict[str, FirstDifference] = {}
     number = 0
@@ -282,7 +282,7 @@ class OperatorDifference:
 
 
 def compare_operators(one: Operators, other: Operators, after: str) -> OperatorDifference:
-    """The first operator of ``other`` that differs from that of ``one``; ``after`` which event they were recorded."""
+    """Find the first operator that differs in ``other``; both were recorded from the event ``after`` on."""
     for number, (a, b) in enumerate(zip(one.calls, other.calls, strict=False)):
         where = _where(b)
         data = {"operator": b["operator"], "module": b["module"], "line": b["line"], "number": number}

@@ -40,14 +40,14 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int | None) -> None:
-    """Have the kernel SIGKILL this process when its parent, process ``parent``, ends; ``None`` takes that back."""
+    """Let the kernel SIGKILL this process when its parent, process ``parent``, ends; ``None`` revokes that."""
     _libc.prctl(PR_SET_PDEATHSIG, 0 if parent is None else signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 
 
 def disregard(numbers: Iterable[int]) -> dict[int, Any]:
-    """Do nothing at these signals, and execute programs with the default; what was done before."""
+    """Ignore these signals here (programs that are executed get the default); return the earlier handlers."""
     before = {}
     for number in numbers:
         if signal.getsignal(number) is not None:  # else set by C code
@@ -83,9 +83,9 @@ def tree(roots: Iterable[int]) -> list[int]:
 
 
 class Family:
-    """Processes and their descendants. Each is known from when it was first seen, also after its parent has ended.
+    """Processes and their descendants, including orphans that were seen before their parents ended.
 
-    ``roots`` gives the processes to begin with; it is asked again and again.
+    ``roots`` returns the pids to begin with; it is called again and again.
     """
 
     def __init__(self, roots: Callable[[], Iterable[int]]) -> None:
@@ -105,7 +105,7 @@ class Family:
 
 
 def describe(pid: int, *, state: bool = False) -> str:
-    """Name and pid, for messages; ``state``: what the kernel says that it does (``disk-sleep``: uninterruptible)."""
+    """Name and pid, for messages; ``state``: adds the kernel's state (``disk-sleep``: uninterruptible)."""
     try:
         process = _psutil().Process(pid)
         return f"{process.name()} (pid {pid}{', ' + process.status() if state else ''})"
@@ -134,7 +134,7 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def request_stacks(pids: Iterable[int], settle: float = 0.2) -> None:
-    """Ask every process that listens for its stacks, and give the last dump ``settle`` seconds to be written.
+    """Ask each process with a handler for its stacks; give the last dump ``settle`` seconds to be written.
 
     One after the other: they write to the same file, each dump in many small pieces. The signal may wake a process from
     a system call, and what it does then may wake others, so all are stopped first, and go on each with its own dump.
@@ -218,7 +218,7 @@ _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
 def reasons_against_forking() -> list[str]:
-    """What makes a fork of this process unsafe, as short phrases; empty when nothing does.
+    """Short phrases that say why a fork of this process is unsafe; empty if it is safe.
 
     A thread's locks and a GPU's context do not survive a fork. An OpenMP pool counts: after a fork, GNU OpenMP hangs in
     the child.
@@ -237,7 +237,7 @@ def reasons_against_forking() -> list[str]:
 
 
 def native_threads() -> int:
-    """How many threads of this process libraries have started that may hold a lock when it is forked.
+    """The number of threads that libraries started, and that may hold a lock during a fork.
 
     The pool of OpenBLAS does not count: its fork handler ends it, before each fork, until it is used again. It would be
     wrong to count the threads that OpenBLAS could have instead: after a fork, it has none.
@@ -319,7 +319,7 @@ class Fork:
 
 
 def exit_code(pid: int, flags: int = os.WNOHANG) -> int | None:
-    """Of a child of this process, as ``Fork.poll``; without ``flags``, once it has ended."""
+    """Exit code of a child, as in ``Fork.poll``; without ``flags``, waits for its end."""
     try:
         ended, status = os.waitpid(pid, flags)
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""A worker: what it is made of, what is registered with it, the runs that it is given; and its processes."""
+"""A worker: its structure, registered callables, runs and processes."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Worker:
         return f"<Worker level={spec.level}{described}: {self._state.name}>"
 
     def spec(self, above: Callables | None = None) -> WorkerSpec:
-        """What another process needs to build this worker, as of now; ``above`` is of the worker above it."""
+        """A specification from which another process builds this worker; ``above``: callables of the level above."""
         callables = self.callables.copy(above)
         children = tuple((child.spec(callables), host) for child, host in self.children)
         return replace(self._arguments, callables=callables, children=children)
@@ -400,7 +400,7 @@ class Worker:
         fail_fast: bool = False,
         opened: Callable[[RunHandle], object] = lambda handle: None,
     ) -> RunHandle:
-        """``submit``, also for a task of the worker above; ``opened`` is called with the run before ``orch_fn``."""
+        """As ``submit``, also for tasks of the level above; calls ``opened`` with the run before ``orch_fn``."""
         spec = self._arguments
         with SIGINT_HELD:
             run = self._dispatcher.open_run(
@@ -445,7 +445,7 @@ PATIENCE = 5.0
 
 
 class ChildProcesses:
-    """All endpoints of a worker; ``describe`` gives its specification, with all that is registered at the moment."""
+    """All endpoints of a worker; ``describe`` returns its current specification."""
 
     def __init__(
         self, dispatcher: Dispatcher, callables: Callables, describe: Callable[[], WorkerSpec], seed: Seed | None
@@ -498,9 +498,9 @@ class ChildProcesses:
             raise StartupError(f"{names}: not ready in time; startup_timeout_s is too short")
 
     def _lease_devices(self, devices: Sequence[int], give_up: float) -> dict[int, int]:
-        """Lease devices, all or none: their ids, each with the descriptor of its lock, which its slot keeps open.
+        """Lease all devices or none; return the descriptor of each device's lock, which its slot keeps open.
 
-        What this process was handed by the one that started it counts as leased.
+        Leases inherited from the parent process count.
         """
         if not devices:
             return {}
@@ -619,7 +619,7 @@ class ChildProcesses:
 
 
 def expects_tensors() -> bool:
-    """Whether zygotes import torch: a second once, instead of in every process."""
+    """Whether zygotes import torch, which costs a second once instead of in every process."""
     return "torch" in sys.modules
 
 

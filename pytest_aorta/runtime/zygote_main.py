@@ -104,9 +104,9 @@ def main(fd: int, parent: int) -> None:
 
 
 def load_and_prepare(order: Message, report: Callable[[Mapping[str, Any]], object]) -> Any:
-    """Load, then prepare; what ``ZygoteSpec.prepare`` returns. ``report`` receives when the loading begins and ends.
+    """Run ``load`` and ``prepare`` of the specification; return the result of ``prepare``.
 
-    Our own imports are not part of it: the parent limits its time.
+    ``report`` receives the begin and end of ``load``, so that the parent can limit its time without our own imports.
     """
     prepare_it = resolve_name(order["prepare"])
     if order["load"] is not None:
@@ -137,7 +137,7 @@ def use_huge_pages() -> None:
 
 @dataclass(eq=False)
 class RunningTask:
-    """A child, and what is known of its end.
+    """A child and the state of its end.
 
     Attributes:
         pid: of the child.
@@ -297,7 +297,7 @@ class ForkServer:
         return pid, there
 
     def fork(self) -> int:
-        """``os.fork``; the child has nothing of this server, and no output that this process will write as well."""
+        """``os.fork``; the child drops the server's state and buffered output."""
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -323,7 +323,7 @@ class ForkServer:
     # The end of a task
 
     def hear(self, task: RunningTask) -> None:
-        """The parent wants a task to end, or has lost interest in it: its stacks, SIGTERM, SIGKILL after the grace."""
+        """End a task on order, or if the parent hung up: take stacks, SIGTERM, SIGKILL after the grace."""
         order = task.fate.receive()
         task.deaf = order is None
         grace = 0.0 if order is None else order["grace"]

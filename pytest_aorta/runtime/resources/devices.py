@@ -1,4 +1,4 @@
-"""Which GPUs a host has, which of them may be used, and which variables restrict a process to its own.
+"""GPUs of a host, which of them may be used, and variables that restrict a process to some.
 
 A device is an integer: its place among all GPUs that this host shows to this process's container, counted as the
 vendor's lowest layer counts them. Variables that hide devices renumber what a program sees, never what is meant here:
