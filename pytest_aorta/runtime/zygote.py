@@ -315,7 +315,7 @@ class Task:
         return channel
 
     def kill(self, grace: float, also: Sequence[int] = ()) -> None:
-        """End all its processes: SIGTERM, ``grace`` seconds, SIGKILL; first take their stacks, if there is a file for them.
+        """End all its processes: SIGTERM, ``grace`` seconds, SIGKILL. First take their stacks, if a file waits.
 
         ``also``: other processes to ask for stacks. A second call meanwhile shortens the grace; a call after the end
         does nothing.
@@ -333,7 +333,7 @@ class Task:
 class LentFork(process_tree.Fork):
     """A task in a fork of a zygote that another process owns and lent to this one (``Zygote.lend``).
 
-    The zygote, its parent, reports its end. The task ends with this process. ``swept``: processes left behind.
+    The zygote, its parent, reports its end. The task ends with this process. ``swept``: processes it left.
 
     Args:
         zygote: what was lent.
