@@ -183,7 +183,7 @@ mitigations = {sets}
 
 [[action]]
 name = "compare"
-command = "echo {{cell_folder}}"
+command = "echo {{folder}}"
 each = "cell"
 products = ["compared.txt"]
 previous_actions = ["matrix"]
@@ -268,7 +268,7 @@ def _make_trials(bench: Bench) -> None:
     """A recipe, its index, and files that are as large as those of real trials; most are links to the first ones."""
     from pytest_aorta.registry import Registry
     from pytest_aorta.trials.loading import file_digest
-    from pytest_aorta.workflow.known import Journal, Request
+    from pytest_aorta.workflow.known import Journal, RequestDigests
     from pytest_aorta.workflow.recipe import read_recipe
     from pytest_aorta.workflow.requests import cell_requests
 
@@ -288,7 +288,7 @@ def _make_trials(bench: Bench) -> None:
         for cell, request in cell_requests(recipe, registry)["matrix"].items():
             (results / cell).mkdir(parents=True)
             for trial in range(_TRIALS):
-                journal.add("matrix", f"{cell}/{trial}", "ok", Request(digest=request.digest, sources=sources))
+                journal.add("matrix", f"{cell}/{trial}", "ok", RequestDigests(digest=request.digest, sources=sources))
                 file = results / cell / f"trial_{trial}.json"
                 if len(written) < 500:
                     file.write_text(text)

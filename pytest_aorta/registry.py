@@ -345,7 +345,7 @@ BUILTIN_MITIGATIONS: Final = (
 #: Collectors that come with the package, and their classes.
 BUILTIN_COLLECTORS: Final = {
     "amd_log": "pytest_aorta.collectors.machine:AmdLog",
-    "divergence": "pytest_aorta.collectors.divergence:Divergence",
+    "divergence": "pytest_aorta.collectors.divergence:DivergenceCollector",
     "memory": "pytest_aorta.collectors.machine:Memory",
     "native": "pytest_aorta.collectors.machine:Native",
     "nsys": "pytest_aorta.collectors.machine:Nsys",

@@ -127,7 +127,7 @@ class Failures:
             self.first_iteration = iteration
 
 
-class Run:
+class StepLoop:
     """The steps of a run of a workload: their times, and its failures."""
 
     def __init__(self, workload: Workload, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from ._common import (
     DeviceName,
     Failures,
     Ranks,
-    Run,
+    StepLoop,
     Stopwatch,
     choose_device,
     dtype_of,
@@ -79,7 +79,7 @@ class AllReduce(Workload):
 
     def run(self) -> WorkloadResult:
         config, ranks = self.config, self.ranks
-        run = Run(self, self.device)
+        run = StepLoop(self, self.device)
         unsupported: dict[tuple[str, DtypeName], str] = {}
         checks = 0
         try:
@@ -121,7 +121,7 @@ class AllReduce(Workload):
             # All types are prepared before the first call and checked after the last one: what a rank computes in
             # between would be waiting time in another rank's collective.
             calls = {
-                dtype_name: prepare(Setting(self.ranks, self.device, dtype_of(dtype_name), size, step))
+                dtype_name: prepare(CollectiveSetting(self.ranks, self.device, dtype_of(dtype_name), size, step))
                 for dtype_name in self.config.dtypes
                 if (name, dtype_name) not in unsupported
             }
@@ -166,7 +166,7 @@ class CollectiveError(Exception):
     """A collective raised an error; the process group is no longer usable."""
 
 
-def _compare(call: Call, dtype: torch.dtype) -> dict[str, Any] | None:
+def _compare(call: CollectiveCall, dtype: torch.dtype) -> dict[str, Any] | None:
     """Describe how the outputs differ from what is expected; ``None`` when they do not."""
     actual = torch.cat(call.outputs).cpu().double()
     wanted = torch.cat(call.expected)
@@ -199,7 +199,7 @@ UNWRITTEN = 77
 
 
 @dataclass(frozen=True)
-class Setting:
+class CollectiveSetting:
     """Where one collective is called, and with what: ``size`` elements per rank, in the pass number ``step``."""
 
     ranks: Ranks
@@ -225,7 +225,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """One prepared collective: ``start`` calls it and waits.
 
     ``outputs`` are the tensors that it writes on this rank, ``expected`` what they hold afterwards (int64, or float64
@@ -289,13 +289,13 @@ def _factors(step: int, rank: int, start: int, count: int, world_size: int) -> T
     return (1 + two.long()) * (1 + 2 * three.long())
 
 
-def _input(setting: Setting, operation: str, rank: int, start: int, count: int) -> Tensor:
+def _input(setting: CollectiveSetting, operation: str, rank: int, start: int, count: int) -> Tensor:
     if operation == "prod":
         return _factors(setting.step, rank, start, count, setting.ranks.world_size)
     return setting.values(rank, start, count)
 
 
-def _reduced(setting: Setting, operation: str, start: int, count: int) -> tuple[Tensor, float]:
+def _reduced(setting: CollectiveSetting, operation: str, start: int, count: int) -> tuple[Tensor, float]:
     """What all ranks' elements ``start .. start + count`` reduce to, and how exactly."""
     world_size = setting.ranks.world_size
     inputs = [_input(setting, operation, rank, start, count) for rank in range(world_size)]
@@ -306,63 +306,65 @@ def _reduced(setting: Setting, operation: str, start: int, count: int) -> tuple[
     return reduce({"min": torch.minimum, "max": torch.maximum, "prod": torch.mul}[operation], inputs), 0.0
 
 
-def _all_reduce(operation: str, setting: Setting) -> Call:
+def _all_reduce(operation: str, setting: CollectiveSetting) -> CollectiveCall:
     tensor = setting.send(_input(setting, operation, setting.ranks.rank, 0, setting.size))
     expected, tolerance = _reduced(setting, operation, 0, setting.size)
-    return Call(lambda: dist.all_reduce(tensor, OPERATIONS[operation]), [tensor], [expected], tolerance)
+    return CollectiveCall(lambda: dist.all_reduce(tensor, OPERATIONS[operation]), [tensor], [expected], tolerance)
 
 
-def _reduce(operation: str, setting: Setting) -> Call:
+def _reduce(operation: str, setting: CollectiveSetting) -> CollectiveCall:
     tensor = setting.send(_input(setting, operation, setting.ranks.rank, 0, setting.size))
     start = partial(dist.reduce, tensor, setting.root, OPERATIONS[operation])
     if setting.ranks.rank != setting.root:
-        return Call(start, [], [])  # what the others are left with is undefined
+        return CollectiveCall(start, [], [])  # what the others are left with is undefined
     expected, tolerance = _reduced(setting, operation, 0, setting.size)
-    return Call(start, [tensor], [expected], tolerance)
+    return CollectiveCall(start, [tensor], [expected], tolerance)
 
 
-def _reduce_scatter(operation: str, setting: Setting, *, into_tensor: bool = False) -> Call:
+def _reduce_scatter(operation: str, setting: CollectiveSetting, *, into_tensor: bool = False) -> CollectiveCall:
     rank, size = setting.ranks.rank, setting.size
     whole = setting.send(_input(setting, operation, rank, 0, setting.ranks.world_size * size))
     output = setting.receive(size)
     expected, tolerance = _reduced(setting, operation, rank * size, size)
     collective = _newest("reduce_scatter_single", "reduce_scatter_tensor") if into_tensor else dist.reduce_scatter
     given = whole if into_tensor else list(torch.split(whole, size))
-    return Call(partial(collective, output, given, OPERATIONS[operation]), [output], [expected], tolerance)
+    return CollectiveCall(partial(collective, output, given, OPERATIONS[operation]), [output], [expected], tolerance)
 
 
-def _broadcast(setting: Setting) -> Call:
+def _broadcast(setting: CollectiveSetting) -> CollectiveCall:
     of_root = setting.values(setting.root, 0, setting.size)
     tensor = setting.send(of_root) if setting.ranks.rank == setting.root else setting.receive(setting.size)
-    return Call(lambda: dist.broadcast(tensor, setting.root), [tensor], [of_root])
+    return CollectiveCall(lambda: dist.broadcast(tensor, setting.root), [tensor], [of_root])
 
 
-def _inputs(setting: Setting) -> tuple[list[Tensor], Tensor]:
+def _inputs(setting: CollectiveSetting) -> tuple[list[Tensor], Tensor]:
     of_ranks = [setting.values(rank, 0, setting.size) for rank in range(setting.ranks.world_size)]
     return of_ranks, setting.send(of_ranks[setting.ranks.rank])
 
 
-def _all_gather(setting: Setting) -> Call:
+def _all_gather(setting: CollectiveSetting) -> CollectiveCall:
     of_ranks, mine = _inputs(setting)
     outputs = [setting.receive(setting.size) for _ in of_ranks]
-    return Call(lambda: dist.all_gather(outputs, mine), outputs, of_ranks)
+    return CollectiveCall(lambda: dist.all_gather(outputs, mine), outputs, of_ranks)
 
 
-def _all_gather_into_tensor(setting: Setting) -> Call:
+def _all_gather_into_tensor(setting: CollectiveSetting) -> CollectiveCall:
     of_ranks, mine = _inputs(setting)
     output = setting.receive(setting.ranks.world_size * setting.size)
-    return Call(partial(_newest("all_gather_single", "all_gather_into_tensor"), output, mine), [output], of_ranks)
+    return CollectiveCall(
+        partial(_newest("all_gather_single", "all_gather_into_tensor"), output, mine), [output], of_ranks
+    )
 
 
-def _gather(setting: Setting) -> Call:
+def _gather(setting: CollectiveSetting) -> CollectiveCall:
     of_ranks, mine = _inputs(setting)
     if setting.ranks.rank != setting.root:
-        return Call(lambda: dist.gather(mine, None, setting.root), [], [])
+        return CollectiveCall(lambda: dist.gather(mine, None, setting.root), [], [])
     outputs = [setting.receive(setting.size) for _ in of_ranks]
-    return Call(lambda: dist.gather(mine, outputs, setting.root), outputs, of_ranks)
+    return CollectiveCall(lambda: dist.gather(mine, outputs, setting.root), outputs, of_ranks)
 
 
-def _scatter(setting: Setting) -> Call:
+def _scatter(setting: CollectiveSetting) -> CollectiveCall:
     size = setting.size
     output = setting.receive(size)
     expected = setting.values(setting.root, setting.ranks.rank * size, size)
@@ -370,27 +372,27 @@ def _scatter(setting: Setting) -> Call:
     if setting.ranks.rank == setting.root:
         whole = setting.values(setting.root, 0, setting.ranks.world_size * size)
         inputs = list(torch.split(setting.send(whole), size))
-    return Call(lambda: dist.scatter(output, inputs, setting.root), [output], [expected])
+    return CollectiveCall(lambda: dist.scatter(output, inputs, setting.root), [output], [expected])
 
 
-def _all_to_all(setting: Setting) -> Call:
+def _all_to_all(setting: CollectiveSetting) -> CollectiveCall:
     """Rank ``s`` sends the ``d``-th part of its input to rank ``d``."""
     rank, size, world_size = setting.ranks.rank, setting.size, setting.ranks.world_size
     inputs = list(torch.split(setting.send(setting.values(rank, 0, world_size * size)), size))
     outputs = [setting.receive(size) for _ in range(world_size)]
     expected = [setting.values(source, rank * size, size) for source in range(world_size)]
-    return Call(lambda: dist.all_to_all(outputs, inputs), outputs, expected)
+    return CollectiveCall(lambda: dist.all_to_all(outputs, inputs), outputs, expected)
 
 
-def _all_to_all_single(setting: Setting) -> Call:
+def _all_to_all_single(setting: CollectiveSetting) -> CollectiveCall:
     rank, size, world_size = setting.ranks.rank, setting.size, setting.ranks.world_size
     whole = setting.send(setting.values(rank, 0, world_size * size))
     output = setting.receive(world_size * size)
     expected = [setting.values(source, rank * size, size) for source in range(world_size)]
-    return Call(lambda: dist.all_to_all_single(output, whole), [output], expected)
+    return CollectiveCall(lambda: dist.all_to_all_single(output, whole), [output], expected)
 
 
-def _all_to_all_uneven(setting: Setting) -> Call:
+def _all_to_all_uneven(setting: CollectiveSetting) -> CollectiveCall:
     """``all_to_all_single`` with another number of elements for each pair of ranks, as in a mixture of experts."""
     rank, ranks = setting.ranks.rank, range(setting.ranks.world_size)
 
@@ -405,10 +407,10 @@ def _all_to_all_uneven(setting: Setting) -> Call:
     whole = setting.send(setting.values(rank, 0, sum(sent)))
     output = setting.receive(sum(received))
     expected = [setting.values(source, first(source, rank), count(source, rank)) for source in ranks]
-    return Call(lambda: dist.all_to_all_single(output, whole, received, sent), [output], expected)
+    return CollectiveCall(lambda: dist.all_to_all_single(output, whole, received, sent), [output], expected)
 
 
-def _send_recv_ring(setting: Setting) -> Call:
+def _send_recv_ring(setting: CollectiveSetting) -> CollectiveCall:
     """Every rank sends to the next one and receives from the one before."""
     rank, world_size = setting.ranks.rank, setting.ranks.world_size
     before = (rank - 1) % world_size
@@ -421,7 +423,7 @@ def _send_recv_ring(setting: Setting) -> Call:
         for work in dist.batch_isend_irecv(operations):
             work.wait()
 
-    return Call(start, [output], [setting.values(before, 0, setting.size)])
+    return CollectiveCall(start, [output], [setting.values(before, 0, setting.size)])
 
 
 def _newest(name: str, older_name: str) -> Callable[..., object]:
@@ -430,7 +432,7 @@ def _newest(name: str, older_name: str) -> Callable[..., object]:
     return function
 
 
-COLLECTIVES: dict[str, Callable[[Setting], Call]] = {
+COLLECTIVES: dict[str, Callable[[CollectiveSetting], CollectiveCall]] = {
     **{f"all_reduce_{operation}": partial(_all_reduce, operation) for operation in OPERATIONS},
     **{f"reduce_{operation}": partial(_reduce, operation) for operation in OPERATIONS},
     **{f"reduce_scatter_{operation}": partial(_reduce_scatter, operation) for operation in OPERATIONS},

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
-from ._common import DeviceName, Run, choose_device
+from ._common import DeviceName, StepLoop, choose_device
 
 Operation = Callable[[], Tensor]
 
@@ -74,7 +74,7 @@ class Determinism(Workload):
     def run(self) -> WorkloadResult:
         config = self.config
         threads = torch.get_num_threads()
-        run = Run(self, self.device)
+        run = StepLoop(self, self.device)
         findings: dict[str, _Finding] = {}
         compute: _Round | None = None
         for step, watch in run.steps():

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from pytest_aorta.trials.workload import LaunchMode, Workload, WorkloadResult
 
-from ._common import DeviceName, Failures, Run, choose_device, join_process_group, leave_process_group
+from ._common import DeviceName, Failures, StepLoop, choose_device, join_process_group, leave_process_group
 
 VOCABULARY = 256
 """The model reads and predicts bytes."""
@@ -94,7 +94,7 @@ class Fsdp(Workload):
 
     def run(self) -> WorkloadResult:
         config, ranks = self.config, self.ranks
-        run = Run(self, self.device)
+        run = StepLoop(self, self.device)
         failures = run.failures
         losses: list[float] = []
         grad_norms: list[float] = []

@@ -16,7 +16,7 @@ from ._common import (
     CommaSeparated,
     DeviceName,
     Failures,
-    Run,
+    StepLoop,
     Stopwatch,
     choose_device,
     dtype_of,
@@ -114,7 +114,7 @@ class Gemm(Workload):
 
     def run(self) -> WorkloadResult:
         config = self.config
-        run = Run(self, self.device)
+        run = StepLoop(self, self.device)
         tally = _Tally(run.failures)
         # On the CPU whatever the device, so that every device gets the same operands.
         generator = torch.Generator().manual_seed(config.seed)

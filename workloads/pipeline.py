@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_aorta.runtime import SlotArgs, Tag, TaskArgs, Worker
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
-from ._common import Failures, Run, Stopwatch
+from ._common import Failures, StepLoop, Stopwatch
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime import CallableHandle, Orchestrator
@@ -161,7 +161,7 @@ class Pipeline(Workload):
 
     def run(self) -> WorkloadResult:
         config = self.config
-        run = Run(self, torch.device("cpu"))
+        run = StepLoop(self, torch.device("cpu"))
         errors = torch.zeros(config.steps, dtype=torch.float64)
         generator = torch.Generator().manual_seed(config.seed)
         for step, watch in run.steps():

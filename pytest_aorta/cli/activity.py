@@ -1,4 +1,4 @@
-"""What running processes do: how much they compute, read and write, and where in their source they are."""
+"""Activity of running processes: CPU, input and output, and their position in the source."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def _call_in(frame: Frame) -> str:
 
 
 def place_in(stacks: str) -> str:
-    """Where the program of a dump of ``faulthandler`` is: ``in queue.get at train.py:12``; empty where nothing says.
+    """The position of a program in a dump of ``faulthandler``: ``in queue.get at train.py:12``; empty if unknown.
 
-    That is the innermost line of the user's own code, and what it calls. A thread that waits for other threads says
-    less than those.
+    It is the innermost line of the user's own code and the function called there. Threads that wait for other threads
+    count only if there is no other.
     """
     threads = [frames for frames in threads_in(stacks) if frames]
 
@@ -86,9 +86,9 @@ class _Sample(NamedTuple):
 
 
 class Activity:
-    """Of the processes below one of them; ``look()`` is called several times a second.
+    """Samples the descendants of a process; call ``look()`` several times a second.
 
-    A process that neither computes nor reads nor writes, and whose stacks stay what they are, waits.
+    A process waits if it neither computes nor reads nor writes, and its stacks do not change.
     """
 
     def __init__(self, pid: int) -> None:
@@ -132,13 +132,13 @@ class Activity:
         return (last.cpu - first.cpu) / took, (last.bytes - first.bytes) / took
 
     def computes(self, seconds: float) -> bool:
-        """Whether they have computed anything to speak of in the last ``seconds``."""
+        """Whether they used the CPU noticeably in the last ``seconds``."""
         return self._rates(seconds)[0] > _IDLE
 
     def now(self, seconds: float) -> tuple[str, bool]:
-        """What they do, by the last ``seconds``; and whether they wait: ``it waits (0 % of a core, in ...)``.
+        """A sentence on the last ``seconds``, such as ``it waits (0 % of a core, in ...)``, and whether they wait.
 
-        Asks the Python processes for their stacks, twice: that may wake them from a system call.
+        Asks the Python processes for their stacks twice, which may wake them from a system call.
         """
         share, moved = self._rates(seconds)
         listening = self._listening()
@@ -160,16 +160,16 @@ class Activity:
         return f"it waits ({facts})", is_same
 
     def _listening(self) -> dict[int, Path]:
-        """Python processes that give their stacks, those that have started others first, and the file for them."""
-        found = {}
+        """Python processes that can print their stacks, parents first, and the file that each prints to."""
+        sockets = {}
         for process in self._processes():
             if not catches(process.pid, STACK_SIGNAL):
                 continue
             with contextlib.suppress(OSError):
                 links = [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{process.pid}/fd")]
                 if file := next((Path(link) for link in links if link.endswith("stacks.log")), None):
-                    found[process.pid] = file
-        return found
+                    sockets[process.pid] = file
+        return sockets
 
 
 def _stacks_of(pid: int, file: Path) -> str:

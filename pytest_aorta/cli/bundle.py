@@ -68,11 +68,11 @@ A trial again, with its seeds, on a machine that has its code:
 
 
 class Redactor:
-    """Replaces what a ticket should not hold; the same host or address has one name in all files.
+    """Replaces secrets, hosts and addresses in texts; a host or address has the same substitute in all files.
 
     Args:
         hosts: names of machines.
-        environ: values of its variables that are secrets by their names are found wherever they stand.
+        environ: values of its secret variables are replaced wherever they occur.
     """
 
     def __init__(self, hosts: set[str], environ: Mapping[str, str]) -> None:
@@ -89,19 +89,19 @@ class Redactor:
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
     def redacted(self, text: str, *, versions: bool = False) -> str:
-        """The text without; ``versions``: four numbers with dots between them are no address."""
+        """The text with substitutes; ``versions``: four numbers with dots are a version, not an address."""
         for pattern in filter(None, (self._known, _TOKENS, _USER_IN_URL, _BEARER)):
-            text = self._replace("secrets", pattern, lambda found: REDACTED, text)
+            text = self._replace("secrets", pattern, lambda match: REDACTED, text)
         text = "".join(map(self._without_values, text.splitlines(keepends=True)))
-        text = self._replace("homes", _HOME, lambda found: "~", text)
+        text = self._replace("homes", _HOME, lambda match: "~", text)
         if self._host is not None:
             text = self._replace("hosts", self._host, self._named, text)
         return text if versions else self._replace("addresses", _ADDRESS, self._address, text)
 
     def _replace(self, what: str, pattern: re.Pattern[str], by: Callable[[re.Match[str]], str], text: str) -> str:
-        def replacement(found: re.Match[str]) -> str:
-            new = by(found)
-            if new != found[0]:
+        def replacement(match: re.Match[str]) -> str:
+            new = by(match)
+            if new != match[0]:
                 self.counts[what] += 1
             return new
 
@@ -114,53 +114,51 @@ class Redactor:
         line = self._replace("secrets", _ASSIGNED, _without_value, line)
         return self._replace("secrets", _OPTION, _without_value, line)
 
-    def _named(self, found: re.Match[str]) -> str:
-        return self._hosts.setdefault(found[0].partition(".")[0], f"host-{len(self._hosts) + 1}")
+    def _named(self, match: re.Match[str]) -> str:
+        return self._hosts.setdefault(match[0].partition(".")[0], f"host-{len(self._hosts) + 1}")
 
-    def _address(self, found: re.Match[str]) -> str:
-        if found[0] in self._addresses:
-            return self._addresses[found[0]]
+    def _address(self, match: re.Match[str]) -> str:
+        if match[0] in self._addresses:
+            return self._addresses[match[0]]
         try:
-            address = ipaddress.ip_address(found[0])
+            address = ipaddress.ip_address(match[0])
         except ValueError:
-            return found[0]
+            return match[0]
         if address.is_loopback or address.is_unspecified:
-            return found[0]
-        return self._addresses.setdefault(found[0], f"address-{len(self._addresses) + 1}")
+            return match[0]
+        return self._addresses.setdefault(match[0], f"address-{len(self._addresses) + 1}")
 
 
-def _without_value(found: re.Match[str]) -> str:
-    name = re.sub(r"\W+", "_", found["name"]).strip("_")
-    if name.lower() in _ORDINARY or not is_secret_name(name) or _HARMLESS.fullmatch(found["value"]):
-        return found[0]
-    return f"{found['name']}{found['between']}{REDACTED}"
+def _without_value(match: re.Match[str]) -> str:
+    name = re.sub(r"\W+", "_", match["name"]).strip("_")
+    if name.lower() in _ORDINARY or not is_secret_name(name) or _HARMLESS.fullmatch(match["value"]):
+        return match[0]
+    return f"{match['name']}{match['between']}{REDACTED}"
 
 
 @click.command("bundle")
 @click.argument("results", type=click.Path(path_type=Path), default="results")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="aorta-bundle.tar.gz", help="The archive.")
-@click.option("--all-logs", is_flag=True, help="Logs and artifacts of passed trials, too.")
+@click.option("--all-logs", is_flag=True, help="Include logs and artifacts of passed trials.")
 def bundle(results: Path, output: Path, all_logs: bool) -> None:
-    """Secrets, homes, names of hosts and addresses are replaced; manifest.json counts them by file. Files that are no
-    text cannot be checked and are left out. Read the archive before you give it away: a secret that neither its name
-    nor its form gives away is not found.
+    """Replaces secrets, home folders, host names and addresses, and counts them by file in manifest.json. Leaves out
+    files that are no text, which cannot be checked. Read the archive before you send it: a secret without a telling
+    name or form is not found.
     """
     from pytest_aorta._version import __version__
     from pytest_aorta.triage.reading import Results
 
     if output.exists():
         raise RequestError(f"{output} is there already; choose another file with -o")
-    found = Results(results)
-    trials = list(found)
+    read = Results(results)
+    trials = list(read)
     if not trials:
-        raise found.nothing_found()
+        raise read.nothing_found()
     hosts = {socket.gethostname(), *(str(trial.record.get("host") or "") for trial in trials)}
     redactor = Redactor(hosts, os.environ)
     packed: list[dict[str, object]] = []
     total: Counter[str] = Counter()
-    left_out: dict[str, str] = {
-        redactor.redacted(unreadable.file): unreadable.reason for unreadable in found.unreadable
-    }
+    left_out: dict[str, str] = {redactor.redacted(unreadable.file): unreadable.reason for unreadable in read.unreadable}
     contents: dict[str, str] = {}
     files: dict[str, None] = {}
     for trial in trials:
@@ -170,13 +168,13 @@ def bundle(results: Path, output: Path, all_logs: bool) -> None:
                 if not os.path.isabs(path):  # TMPDIR is on the host that ran it
                     files[os.path.normpath(os.path.join(os.path.dirname(trial.file), path))] = None
     for pattern in ("matrix.*", "packages-*.json"):
-        files.update(dict.fromkeys(sorted(path.name for path in found.folder.glob(pattern))))
+        files.update(dict.fromkeys(sorted(path.name for path in read.folder.glob(pattern))))
     for file in files:
         name = redactor.redacted(file)
         redactor.counts.clear()
         try:
-            path = found.folder / file
-            if not path.resolve().is_relative_to(found.folder.resolve()):
+            path = read.folder / file
+            if not path.resolve().is_relative_to(read.folder.resolve()):
                 raise ValueError("it is outside of the results")
             if not path.is_file():
                 raise ValueError("it is no file")

@@ -1,4 +1,4 @@
-"""What there is here: the names that a run may ask for, and what a trial would record of this machine."""
+"""``list`` and ``env``: registered names, and what a trial would record of this machine."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ _LONGEST = 100
 @click.option(
     "--workload",
     metavar="NAME",
-    help="The options of this workload, by name or as FILE.py:CLASS; it is imported for that.",
+    help="List the options of this workload (a name, or FILE.py:CLASS), which is imported for that.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with a list for each kind.")
 @registry_option
 def list_registered(kinds: tuple[Kind, ...], workload: str | None, files: tuple[str, ...], as_json: bool) -> None:
-    """KIND limits the list to some of these: workloads, mitigations, environments, collectors. What cannot be loaded is
-    shown with the reason. Only --workload imports a workload.
+    """KIND is workloads, mitigations, environments or collectors; without it, all are listed. A name that cannot be
+    loaded is listed with the reason. Only --workload imports a workload.
     """
     if workload is not None and kinds:
         raise click.UsageError(f"--workload lists the options of one workload, and no {', '.join(kinds)}")
     registry = Registry.load(list(map(Path, files)), tolerant=True)
-    found: dict[str, list[Entry]] = {}
+    sections: dict[str, list[Entry]] = {}
     if workload is not None:
-        found[OPTIONS] = _options_of_workload(registry, workload)
+        sections[OPTIONS] = _options_of_workload(registry, workload)
     for kind in kinds or (KINDS if workload is None else ()):
-        found[kind] = [_entry(registry, kind, name) for name in registry.names(kind)]
+        sections[kind] = [_entry(registry, kind, name) for name in registry.names(kind)]
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(sections, indent=1))
     else:
-        click.echo("\n\n".join(_section(kind, entries) for kind, entries in found.items()))
+        click.echo("\n\n".join(_section(kind, entries) for kind, entries in sections.items()))
 
 
 def _entry(registry: Registry, kind: Kind, name: str) -> Entry:
@@ -163,18 +163,18 @@ def _row(entry: Entry) -> Sequence[str]:
 
 
 @click.command("env")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object; without --diff, it can be given to --diff.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, which --diff can read.")
 @click.option(
     "--diff",
     "files",
     nargs=2,
     type=click.Path(path_type=Path),
     metavar="A B",
-    help="What differs between two files, each a trial file or one of pytest-aorta env --json.",
+    help="Compare two files: trial files, or outputs of pytest-aorta env --json.",
 )
 def env(as_json: bool, files: tuple[Path, Path] | None) -> None:
-    """With --diff, nothing is looked at but the files. Secrets are not shown. torch is not imported: what it only says
-    of itself in a trial (CUDA of torch, NCCL, threads) is in trial files.
+    """Secrets are not shown. torch is not imported, so its versions of CUDA and NCCL, and its threads, are in trial
+    files only. --diff reads only the two files.
     """
     if files is not None:
         _diff(*files, as_json=as_json)
@@ -188,8 +188,8 @@ def env(as_json: bool, files: tuple[Path, Path] | None) -> None:
     if as_json:
         click.echo(json.dumps(snapshot, indent=1))
         return
-    found = [fact for name, content in sections(snapshot) for fact in facts_of_section(name, content).items()]
-    for number, (section, facts) in enumerate(groupby(found, key=lambda item: item[0].section)):
+    listed = [fact for name, content in sections(snapshot) for fact in facts_of_section(name, content).items()]
+    for number, (section, facts) in enumerate(groupby(listed, key=lambda item: item[0].section)):
         if number:
             click.echo()
         click.echo(click.style(section, bold=True))
@@ -225,16 +225,16 @@ def _diff(a: Path, b: Path, *, as_json: bool) -> None:
             raise RequestError(f"{file} has no environment; {expected}")
         return environments
 
-    found = differences(read(a), read(b))
+    different = differences(read(a), read(b))
     if as_json:
-        plain = [each.to_plain() for each in found]
+        plain = [each.to_plain() for each in different]
         rows = [
             {"what": each["what"], "text": each["text"], "a": each["a"][0]["value"], "b": each["b"][0]["value"]}
             for each in plain
         ]
         click.echo(json.dumps({"a": str(a), "b": str(b), "differences": rows}, indent=1))
         return
-    for each in found:
+    for each in different:
         click.echo(one_line(str(each)))
-    if not found:
+    if not different:
         click.echo("No difference in what is recorded of both.")

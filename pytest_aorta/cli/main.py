@@ -1,4 +1,4 @@
-"""The command line of ``pytest-aorta``: its subcommands, and what a wrong request looks like."""
+"""The command line of ``pytest-aorta``: its subcommands, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from pytest_aorta.settings import RequestError
 #: Subcommands in the order of the help: the module, which is imported when the command is asked for, and what it does.
 _COMMANDS = {
     "try": ("try_", "Run a command a few times, say what it does and how it fails, and find out what fixes it."),
-    "init": ("project", "Make DIR, if it is not there, with a recipe (aorta.toml) and a workspace."),
-    "status": ("project", "How far each action of a recipe is, and what is left to run."),
-    "show": ("project", "Directories, cells and trials, with their states and values; clusters; what was collected."),
-    "why": ("project", "Why actions are in their states on directories, cells or trials (-: names from stdin)."),
-    "scan": ("project", "Look on disk for products, trial files and values, and note what is found."),
-    "clean": ("project", "Remove parts of the index of the workspace, all without an option; results stay."),
-    "run": ("run", "Run what is left of a recipe here, with pytest."),
-    "submit": ("submit", "Submit what is left to run of a recipe as jobs, group by group."),
+    "init": ("project", "Create a recipe (aorta.toml) and a workspace in DIR."),
+    "status": ("project", "Show the progress of each action of a recipe."),
+    "show": ("project", "Show directories, cells, trials, clusters, nodes, or what collectors found."),
+    "why": ("project", "Explain the states of actions on directories, cells or trials (-: names from stdin)."),
+    "scan": ("project", "Update the index from products, trial files and values on disk."),
+    "clean": ("project", "Delete the workspace index (or parts of it). Results are kept."),
+    "run": ("run", "Run the rest of a recipe here, with pytest."),
+    "submit": ("submit", "Submit the rest of a recipe as jobs, group by group."),
     "bisect": (
         "search",
         "Find the commit, version, value or environment from which on it fails more often, or less.",
     ),
     "minimize": ("search", "Find the smallest part of the mitigation set A,B that still fixes, by delta debugging."),
-    "jobs": ("submit", "The jobs of a recipe that a scheduler has, or with --all has had."),
+    "jobs": ("submit", "List the submitted jobs of a recipe, with --all also earlier ones."),
     "cancel": (
         "submit",
-        "Cancel jobs of a recipe, by their numbers as pytest-aorta jobs shows them, or of some actions.",
+        "Cancel jobs of a recipe: by their numbers in pytest-aorta jobs, or by action.",
     ),
     "job-ended": ("submit", ""),
-    "convert": ("run", "Write a sweep recipe of AORTA's (YAML) as a recipe, which pytest runs."),
+    "convert": ("run", "Convert a sweep recipe of AORTA's (YAML) to a recipe that pytest runs."),
     "merge": ("merge", "Merge results directories, or workspaces of recipes, into DESTINATION."),
-    "ci-matrix": ("run", "A list of jobs for CI that together run all trials of a recipe, or of pytest ARGUMENTS."),
-    "list": ("here", "Registered workloads, mitigations, environments and collectors."),
-    "env": ("here", "What pytest-aorta records of this machine and this Python, as people call it."),
+    "ci-matrix": ("run", "List CI jobs that together run all trials of a recipe, or of pytest ARGUMENTS."),
+    "list": ("here", "List registered workloads, mitigations, environments and collectors."),
+    "env": ("here", "Show what a trial would record of this machine and this Python."),
     "report": ("results", "Write a results directory (default: results) as one HTML file that needs nothing else."),
     "compare": ("results", "Compare two results directories: B with A."),
     "bundle": (
         "bundle",
-        "Pack RESULTS for a ticket: records, the table, logs of failed trials, how to run these again.",
+        "Pack RESULTS for a ticket: records, the table, logs of failed trials, lines that run them again.",
     ),
 }
 
@@ -64,11 +64,11 @@ class Commands(click.Group):
         if name not in self.commands and name in _COMMANDS:
             module, text = _COMMANDS[name]
             commands = vars(import_module(f"pytest_aorta.cli.{module}")).values()
-            found = next(each for each in commands if isinstance(each, click.Command) and each.name == name)
-            found.help = f"{text}\n\n{inspect.cleandoc(found.help or '')}"
-            for each in (found, *(found.commands.values() if isinstance(found, click.Group) else ())):
+            command = next(each for each in commands if isinstance(each, click.Command) and each.name == name)
+            command.help = f"{text}\n\n{inspect.cleandoc(command.help or '')}"
+            for each in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):
                 each.params.append(_COLOR)
-            self.add_command(found)
+            self.add_command(command)
         return self.commands.get(name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -112,4 +112,4 @@ _COLOR = click.Option(
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="pytest-aorta")
 def main() -> None:
-    """What pytest-aorta knows, and what its results say. Trials are run by pytest: pytest --aorta-workload NAME"""
+    """Recipes, jobs and results of pytest-aorta. pytest runs the trials: pytest --aorta-workload NAME"""

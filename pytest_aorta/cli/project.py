@@ -1,4 +1,4 @@
-"""A recipe and its workspace: begin one, see how far it is and why, look for results on disk, forget them."""
+"""Commands on a recipe and its workspace: init, status, why, scan, clean, show."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def init(workspace: str, signac: bool, folder: Path) -> None:
     if Path(workspace).is_absolute() or ".." in Path(workspace).parts or not workspace.strip():
         raise RequestError(f"--workspace {workspace!r}: expected the name of a folder in DIR")
     try:
-        found = find_recipe(folder)
+        existing = find_recipe(folder)
     except RecipeError:
         pass
     else:
-        raise RequestError(f"{found} is there already; a recipe is for all folders below its own")
+        raise RequestError(f"{existing} is there already; a recipe is for all folders below its own")
     if (folder / ".aorta").exists():
         raise RequestError(f"{folder / '.aorta'} is there already, the index of another recipe; remove it first")
     file = folder / "aorta.toml"
@@ -98,12 +98,12 @@ def init(workspace: str, signac: bool, folder: Path) -> None:
 @click.command("status")
 @names_argument("[DIRECTORY | CELL | -]...")
 @action_option("Actions to show; * and ? are wildcards.")
-@click.option("--all", "show_all", is_flag=True, help="Also actions that have no directory and no trial.")
-@state_options("Only actions with {} ones; several of these flags add up.")
+@click.option("--all", "show_all", is_flag=True, help="Also show actions without directories and trials.")
+@state_options("Only actions with {} units; combine these flags to see more.")
 @where_option
-@click.option("--short", is_flag=True, help="One line for each action, fields separated by tabs, no heading.")
+@click.option("--short", is_flag=True, help="One line per action, separated by tabs, without a heading.")
 @json_option
-@click.option("--no-header", is_flag=True, help="A table without its heading.")
+@click.option("--no-header", is_flag=True, help="Omit the heading of the table.")
 @project_options()
 def status(
     project: Project,
@@ -116,9 +116,8 @@ def status(
     no_header: bool,
     **flags: bool,
 ) -> None:
-    """The recipe is that of the working directory, or the nearest one above. What counts are directories, or trials of
-    an action with a workload; where names are given, only these (-: names from stdin). Products of commands are not
-    looked for again: see pytest-aorta scan.
+    """Uses the recipe of the working directory, or the nearest one above. Counts directories of commands and trials of
+    workloads; with names, only these (-: names from stdin). Does not look for products on disk: pytest-aorta scan does.
     """
     actions = project.actions(action)
     chosen = units_where(project, actions, chosen_units(names, project), where)
@@ -165,7 +164,7 @@ def status(
 @action_option("Of these actions; * and ? are wildcards.")
 @project_options()
 def why(project: Project, names: tuple[str, ...], action: str) -> None:
-    """What an action waits for there, what the scheduler says of its job, and how a failed command has ended."""
+    """Shows what an action waits for, what the scheduler says of its job, and the last output of a failed command."""
     only = chosen_units(names, project)
     for each in project.actions(action):
         states = project.states(each, only)
@@ -216,7 +215,7 @@ def _reasons(project: Project, action: Action, unit: str, state: State) -> Itera
 
 
 def _repeats(project: Project, action: Action, unit: str) -> Iterator[str]:
-    """Jobs that have begun a command more than once: SLURM starts a job again when it has lost its node."""
+    """Jobs that began a command more than once: SLURM restarts a job that has lost its node."""
     for job in read_jobs(project.recipe.index):
         for task in job.tasks_of(action.name, unit):
             number = 0 if takes_all(action.table.command or "") else job.tasks[task].units.index(unit)
@@ -228,7 +227,7 @@ def _repeats(project: Project, action: Action, unit: str) -> Iterator[str]:
 
 
 def _rest_of_group(project: Project, action: Action, unit: str) -> Iterator[str]:
-    """What keeps a group from being submitted as a whole."""
+    """Why a group that has to be submitted whole cannot be."""
     group = project.whole_group(action, unit)
     runnable, _ = project.runnable(action, set(group)) if len(group) > 1 else (group, {})
     if others := [each for each in group if each not in runnable]:
@@ -238,11 +237,11 @@ def _rest_of_group(project: Project, action: Action, unit: str) -> Iterator[str]
 
 
 def _last_output(project: Project, action: Action, unit: str) -> Iterator[str]:
-    """The last lines that a failed command has printed: here, or as a job."""
+    """The last lines printed by a failed command, here or in a job."""
     text = project.workspace.known.outputs.get(action.name, {}).get(unit, "")
-    found = [(job, number) for job in read_jobs(project.recipe.index) for number in job.tasks_of(action.name, unit)]
-    if not text and found:
-        job, number = found[-1]
+    jobs = [(job, number) for job in read_jobs(project.recipe.index) for number in job.tasks_of(action.name, unit)]
+    if not text and jobs:
+        job, number = jobs[-1]
         yield f"job {job.cluster}/{job.identity(number)}: {job.state(number)}"
         output = job.output(number)
         text = output.read_text(errors="replace") if output.is_file() else ""
@@ -252,8 +251,8 @@ def _last_output(project: Project, action: Action, unit: str) -> Iterator[str]:
 @click.command("scan")
 @names_argument("[DIRECTORY | CELL | -]...")
 @action_option("Actions to look for; * and ? are wildcards.")
-@click.option("--prune", is_flag=True, help="Also forget what is completed by the index, and is not on disk.")
-@click.option("--accept", is_flag=True, help="Products of stale commands are as good as those of the present ones.")
+@click.option("--prune", is_flag=True, help="Also remove completed entries that are no longer on disk.")
+@click.option("--accept", is_flag=True, help="Accept products of stale commands as up to date.")
 @click.option(
     "--io-threads",
     type=click.IntRange(1),
@@ -261,9 +260,9 @@ def _last_output(project: Project, action: Action, unit: str) -> Iterator[str]:
     show_default=True,
     envvar="ROW_IO_THREADS",
     metavar="N",
-    help="Look at so many directories at a time.",
+    help="Number of directories to look at in parallel.",
 )
-@click.option("--no-progress", is_flag=True, envvar="ROW_NO_PROGRESS", help="No progress bar, on a terminal either.")
+@click.option("--no-progress", is_flag=True, envvar="ROW_NO_PROGRESS", help="Show no progress bar, even on a terminal.")
 @project_options(rebuilds=False)
 def scan(
     project: Project,
@@ -274,9 +273,8 @@ def scan(
     no_progress: bool,
     io_threads: int,
 ) -> None:
-    """pytest notes all of that when it happens. A scan is for what has changed otherwise: results that were copied, a
-    removed index, edited value files. With names, only these directories or cells (-: names from stdin). Nothing but
-    the index changes.
+    """pytest updates the index as it runs. Scan after other changes: copied results, a removed index, edited value
+    files. With names, looks at only these directories or cells (-: names from stdin). Changes only the index.
     """
     recipe, only = project.recipe, chosen_units(names, project)
     search = Scan(project, project.actions(action), only, accepts=accept)
@@ -299,12 +297,12 @@ def scan(
 
 
 @click.command("clean")
-@click.option("--completed", is_flag=True, help="What is completed; pytest-aorta scan finds it again.")
-@click.option("--directories", is_flag=True, help="The list of directories, and their values.")
-@click.option("--submitted", is_flag=True, help="The jobs that a scheduler has.")
-@click.option("--force", is_flag=True, help="Although jobs are submitted, or actions run now.")
+@click.option("--completed", is_flag=True, help="Delete completions; pytest-aorta scan finds them again.")
+@click.option("--directories", is_flag=True, help="Delete the list of directories and their values.")
+@click.option("--submitted", is_flag=True, help="Delete the submitted jobs.")
+@click.option("--force", is_flag=True, help="Delete even while jobs are submitted or actions run.")
 def clean(completed: bool, directories: bool, submitted: bool, force: bool) -> None:
-    """What it forgets of failed commands and of jobs cannot be found again."""
+    """Without an option, deletes the whole index. A scan cannot restore failures of commands and jobs."""
     recipe = open_recipe()
     everything = not (completed or directories or submitted)
     jobs = read_jobs(recipe.index, only_open=True) if submitted or everything else []
@@ -328,9 +326,9 @@ def show() -> None:
 
 
 class _Row(NamedTuple):
-    """A directory, a cell or a trial, with the ``state`` that ``action`` has on it.
+    """A directory, a cell or a trial, with the ``state`` of ``action`` there.
 
-    ``counts`` are a cell's trials in each state; ``group`` is the number of the job that it is, or would be, part of.
+    ``counts``: trials of a cell by state. ``group``: the number of its job, submitted or not.
     """
 
     name: str
@@ -376,9 +374,9 @@ def _rows(
             counts: dict[str, Counter[State]] = {}
             for unit, state in states.items():
                 counts.setdefault(unit.rpartition("/")[0], Counter())[state] += 1
-            for cell, found in counts.items():
-                if any(is_chosen(state, flags, each) for state in found):
-                    of_all = {state: found[state] for state in COLORS}
+            for cell, cell_counts in counts.items():
+                if any(is_chosen(state, flags, each) for state in cell_counts):
+                    of_all = {state: cell_counts[state] for state in COLORS}
                     yield _Row(cell, elements(value_of, cell), each.name, counts=of_all)
             continue
         jobs = project.submitted.get(each.name, {})
@@ -393,19 +391,19 @@ def _add_listing(what: str, heading: str, pattern: str | None, shown: str, text:
     @show.command(what, help=text)
     @names_argument("[NAME | -]...")
     @action_option("Of these actions; * and ? are wildcards.", pattern)
-    @state_options(f"Only {shown} with the state {{}}; several of these flags add up.")
+    @state_options(f"Only {shown} with the state {{}}; combine these flags to see more.")
     @click.option(
         "--value",
         "pointers",
         multiple=True,
         metavar="POINTER",
-        help="Show an element of the values, such as /config/lr; repeat for several.",
+        help="Show an element of the values, such as /config/lr; repeatable.",
     )
-    @click.option("--short", is_flag=True, help="Names only, one a line.")
+    @click.option("--short", is_flag=True, help="Print only names, one per line.")
     @json_option
-    @click.option("--no-header", is_flag=True, help="A table without its heading.")
+    @click.option("--no-header", is_flag=True, help="Omit the heading of the table.")
     @click.option(
-        "-n", "--n-groups", "groups", type=click.IntRange(1), metavar="N", help="Show the first N groups only."
+        "-n", "--n-groups", "groups", type=click.IntRange(1), metavar="N", help="Show only the first N groups."
     )
     @click.option("--no-separate-groups", is_flag=True, help="No empty lines between groups.")
     @where_option
@@ -428,8 +426,8 @@ def _add_listing(what: str, heading: str, pattern: str | None, shown: str, text:
                 check_pointer(pointer)
             except ValueError as error:
                 raise RequestError(f"--value {error}") from None
-        found = _rows(what, project, chosen_units(names, project), action, pointers, where, flags)
-        rows = [row for row in found if groups is None or row.group <= groups]
+        counted_rows = _rows(what, project, chosen_units(names, project), action, pointers, where, flags)
+        rows = [row for row in counted_rows if groups is None or row.group <= groups]
         project.workspace.save()
         if as_json:
             plain: list[dict[str, Any]] = []
@@ -451,7 +449,7 @@ _add_listing(
     "Directory",
     None,
     "directories",
-    "Directories of the workspace; with --action, those that an action is for, group by group.\n\n"
+    "Directories of the workspace; with --action, the directories of an action, group by group.\n\n"
     "With names, only these (-: names from stdin).",
 )
 _add_listing(
@@ -492,7 +490,7 @@ def _echo_rows(heading: str, rows: Sequence[_Row], *, has_heading: bool, is_sepa
 @show.command("collected")
 @click.argument("path", type=click.Path(path_type=Path), default="results", metavar="[DIR | FILE]")
 def collected(path: Path) -> None:
-    """What collectors have found in a results directory (default: results), or in the trial of a file, and where."""
+    """Findings of collectors in a results directory (default: results) or a trial file, and where they are."""
     from pytest_aorta.triage.starts import all_lines
 
     for line in all_lines(path):
@@ -502,10 +500,10 @@ def collected(path: Path) -> None:
 @show.command("cluster")
 @click.argument("name", required=False)
 @cluster_option()
-@click.option("--all", "everything", is_flag=True, help="All clusters, in the order in which they are tried.")
-@click.option("--short", is_flag=True, help="Names only, one a line.")
+@click.option("--all", "everything", is_flag=True, help="All clusters, in the order of their trial.")
+@click.option("--short", is_flag=True, help="Print only names, one per line.")
 def show_cluster(name: str | None, cluster: str | None, everything: bool, short: bool) -> None:
-    """The cluster that this host is part of, or that of this name, as clusters.toml has it."""
+    """The cluster of this host, or the named cluster, in the form of clusters.toml."""
     import tomlkit
 
     configuration = _configuration()
@@ -518,9 +516,9 @@ def show_cluster(name: str | None, cluster: str | None, everything: bool, short:
 @click.argument("name", required=False, metavar="[CLUSTER]")
 @cluster_option()
 @click.option("--all", "everything", is_flag=True, help="For all clusters.")
-@click.option("--short", is_flag=True, help="Names only, one a line.")
+@click.option("--short", is_flag=True, help="Print only names, one per line.")
 def show_launchers(name: str | None, cluster: str | None, everything: bool, short: bool) -> None:
-    """What commands begin with on this cluster, or that of this name, as launchers.toml has it."""
+    """The launchers of this cluster, or of the named cluster, in the form of launchers.toml."""
     import tomlkit
 
     configuration = _configuration()
@@ -543,9 +541,9 @@ def _configuration() -> Configuration:
 @click.argument("results", type=click.Path(path_type=Path), required=False, metavar="[DIR]")
 @json_option
 def show_nodes(results: Path | None, as_json: bool) -> None:
-    """Nodes beside each other: which fail more often, or are slower, and how sure that is; and a list to drain.
+    """Compares nodes: which fail more often or are slower, with p values, and which to drain.
 
-    Of the trials in a results directory, by default those of the recipe's action with each = "node".
+    Reads the trials in a results directory (default: those of the recipe's action with each = "node").
     """
     from pytest_aorta.triage.reading import read_triage
     from pytest_aorta.triage.where import NODE_LEVEL, node_sentences, trials_needed

@@ -57,7 +57,7 @@ _speed_margin_option = click.option(
     "--speed-margin",
     callback=_read_by(share),
     metavar="P",
-    help=f"Changes of the step times that are none, such as 5% or 0.05 (default {SPEED_MARGIN:.0%}).",
+    help=f"Ignore step-time changes below this, such as 5% or 0.05 (default {SPEED_MARGIN:.0%}).",
 )
 
 
@@ -68,9 +68,9 @@ _speed_margin_option = click.option(
     "--over-time",
     "over_runs",
     is_flag=True,
-    help="How failure rates and step times have gone over the runs in the history; the picture is over-time.svg.",
+    help="Also plot failure rates and step times over the runs in the history (over-time.svg).",
 )
-@click.option("--baseline", metavar="CELL", help="What the others are compared with, as pytest's --aorta-baseline.")
+@click.option("--baseline", metavar="CELL", help="The cell to compare the others with, as pytest's --aorta-baseline.")
 @click.option(
     "--margin",
     callback=_read_by(margin),
@@ -88,7 +88,7 @@ def report(
     speed_margin: float | None,
     markdown: bool,
 ) -> None:
-    """Without --baseline and margins, cells are judged as in the run itself."""
+    """Without --baseline and margins, uses the settings of the run."""
     if over_runs:
         _report_over_time(results, output or Path("over-time.svg"))
         return
@@ -128,11 +128,11 @@ def _report_over_time(results: Path, output: Path) -> None:
 
 
 def _check_conditions(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    found = tuple(word.strip() for value in values for word in value.split(","))
-    for word in found:
+    conditions = tuple(word.strip() for value in values for word in value.split(","))
+    for word in conditions:
         if word not in CONDITIONS:
             raise click.BadParameter(f"{word!r} is not one of {', '.join(CONDITIONS)}")
-    return found
+    return conditions
 
 
 @click.command("compare")
@@ -165,8 +165,8 @@ def compare(
     speed_margin: float | None,
     everything: bool,
 ) -> None:
-    """Failure rates and step times of the cells that both have, by the statistics of the table of a run, and what
-    differs in their environments. A and B may also be the folder of a workload, or an earlier run below .history.
+    """Compares failure rates and step times of the cells that both have, with the statistics of a run's table, and
+    lists the differences of their environments. A and B may also be folders of workloads, or earlier runs in .history.
     """
     comparison = compare_runs(a, b, margin, SPEED_MARGIN if speed_margin is None else speed_margin)
     if as_json:
@@ -277,8 +277,8 @@ def _outcomes(cell: CellStatistics) -> str:
     return ", ".join(f"{len(trials)} {outcome}" for outcome, trials in cell.trials.items() if trials)
 
 
-def _signature(found: SignatureCount) -> str:
-    return one_line(f"{len(found.trials)}x {found.signature.text}")
+def _signature(count: SignatureCount) -> str:
+    return one_line(f"{len(count.trials)}x {count.signature.text}")
 
 
 def _titled(title: str, lines: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What pytest is to run: a recipe, shards for CI, a converted sweep."""
+"""Commands that start pytest or prepare its runs: run, ci-matrix, convert."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pytest_aorta.settings import BY_NAME, RequestError
 
 
 class BeforePytest(click.Command):
-    """What follows ``--`` is for pytest."""
+    """Passes the words after ``--`` to pytest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -49,7 +49,7 @@ def run_pytest(arguments: list[str], settings: Mapping[str, str | None]) -> None
 @click.command("run", cls=BeforePytest, options_metavar="[OPTIONS]", epilog="Options of pytest follow --: run -- -x -s")
 @names_argument("[DIRECTORY | CELL | TRIAL | -]...")
 @action_option("Of these actions; * and ? are wildcards.")
-@click.option("--new", is_flag=True, help="A new run of trials that are completed; the earlier ones go to the history.")
+@click.option("--new", is_flag=True, help="Run completed trials again; earlier results move to the history.")
 @recipe_option
 @where_option
 @registry_option
@@ -63,8 +63,8 @@ def run(
     where: tuple[TypedCondition, ...],
     files: tuple[str, ...],
 ) -> None:
-    """With names, exactly these directories, or all trials of these cells (-: names from stdin): of a group, only those
-    that are named. What waits for previous actions is skipped.
+    """With names, runs only these directories, or all trials of these cells (-: names from stdin), also within a group.
+    Skips actions that wait for previous ones.
     """
     checked = open_recipe(recipe)
     from pytest_aorta.workflow.project import Project
@@ -87,14 +87,14 @@ def run(
     type=click.IntRange(1),
     required=True,
     metavar="N",
-    help="How many jobs; fewer items, fewer jobs.",
+    help="Number of jobs; at most one per item.",
 )
 @click.option("--github", "form", flag_value="github", help="One line for strategy.matrix of GitHub Actions.")
 @click.option("--json", "form", flag_value="json", help="One JSON object.")
 @registry_option
 def ci_matrix(arguments: tuple[str, ...], count: int, form: str | None, files: tuple[str, ...]) -> None:
-    """Each has the arguments of its pytest, with --aorta-shard. The recipe is that of the working directory, or the
-    nearest one above. Nothing is collected: how many items there are is known for a recipe only.
+    """Each job has the arguments of its pytest, with --aorta-shard. Uses the recipe of the working directory, or the
+    nearest one above. Collects nothing, so that it counts items of recipes only.
     """
     items: Counter[int] | None = None
     if not arguments:
@@ -140,8 +140,8 @@ def ci_matrix(arguments: tuple[str, ...], count: int, form: str | None, files: t
     help="The recipe; - for stdout.",
 )
 def convert(sweep: Path, command: tuple[str, ...], output: Path) -> None:
-    """One with mode: probe is about a COMMAND. What has no counterpart is said in the recipe and on stderr; a key that
-    is not known is an error. Nothing is overwritten.
+    """A sweep with mode: probe needs a COMMAND. Notes in the recipe and on stderr name the parts without a counterpart.
+    An unknown key is an error. Overwrites nothing.
     """
     from pytest_aorta.workflow.recipe import parse_recipe
     from pytest_aorta.workflow.sweeps import converted, read_sweep

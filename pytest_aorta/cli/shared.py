@@ -1,4 +1,4 @@
-"""What several commands share: options, the project around the working directory, what is chosen of it, columns."""
+"""Shared by commands: options, the project of the working directory, choice of units, tables."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def action_option(text: str, default: str | None = "*") -> Callable[[_Command], 
 
 
 def cluster_option(
-    text: str = "Ask the scheduler of this cluster only; of none: no scheduler.",
+    text: str = "Ask only the scheduler of this cluster; none: ask no scheduler.",
 ) -> Callable[[_Command], _Command]:
     return click.option("--cluster", metavar="NAME", envvar=["PYTEST_AORTA_CLUSTER", "ROW_CLUSTER"], help=text)
 
@@ -70,7 +70,7 @@ registry_option = click.option(
     callback=lambda context, parameter, files: (
         files or tuple(filter(None, os.environ.get("PYTEST_AORTA_REGISTRY_FILE", "").split(";")))
     ),
-    help="Registry file with more names, as pytest's --aorta-registry-file; repeat for several (or "
+    help="Registry file with more names, as pytest's --aorta-registry-file; repeatable (or "
     "$PYTEST_AORTA_REGISTRY_FILE).",
 )
 
@@ -78,13 +78,13 @@ registry_option = click.option(
 def _conditions(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[TypedCondition, ...]:
-    found = []
+    conditions = []
     for text in texts:
         try:
-            found.append(parse_condition(text))
+            conditions.append(parse_condition(text))
         except ValueError as error:
             raise RequestError(f"--where: {text!r} is not valid; expected {error}") from None
-    return tuple(found)
+    return tuple(conditions)
 
 
 #: As ``where``: conditions.
@@ -93,7 +93,7 @@ where_option = click.option(
     multiple=True,
     callback=_conditions,
     metavar="CONDITION",
-    help="Only what meets it, such as '/config/lr<0.1' or /environment==local; repeat for several.",
+    help="Only units that meet it, such as '/config/lr<0.1' or /environment==local; repeatable.",
 )
 
 #: The states, in the order of columns, and their colors.
@@ -119,7 +119,7 @@ def state_options(what: str) -> Callable[[_Command], _Command]:
 
 
 def is_chosen(state: State, flags: Mapping[str, bool], action: Action) -> bool:
-    """Whether flags of states show a unit; ``--eligible`` shows all that the next submission would send."""
+    """Whether flags select a unit in this state; ``--eligible`` selects all that the next submission would send."""
     again = state == "stale" or (state == "failed" and not action.is_matrix)
     return not any(flags.values()) or flags[state] or (flags["eligible"] and again)
 
@@ -135,9 +135,9 @@ def open_recipe(file: Path | None = None) -> Recipe:
 def open_project(
     files: Sequence[str], cluster: str | None = None, *, rebuilds: bool = True, only: Sequence[str] = ()
 ) -> Project:
-    """The project of the working directory; what may be out of date in it is warned of.
+    """The project of the working directory. Prints warnings about what may be out of date.
 
-    ``rebuilds``: whether a damaged index is made again. ``only``: as of ``Project``.
+    ``rebuilds``: rebuild a damaged index. ``only``: see ``Project``.
     """
     from pytest_aorta.workflow.project import Project
 
@@ -150,7 +150,7 @@ def open_project(
 
 
 def project_options(*, rebuilds: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Options for the ``project`` that a command is called with; ``rebuilds``: as of ``open_project``."""
+    """Add the options of ``open_project``, and pass its result as ``project``."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -177,40 +177,39 @@ def names_from_stdin(names: Sequence[str]) -> list[str]:
 
 
 def chosen_units(names: Sequence[str], project: Project) -> set[str] | None:
-    """The units with these names, or in them; ``None`` where no name is given. A name that nothing has is warned of."""
+    """The named units and those within them; ``None`` without names. Warns of names that do not exist."""
     if not names:
         return None
-    found = {name.rstrip("/") for name in names}
+    units = {name.rstrip("/") for name in names}
     known = {*project.directories, *(cell for cells in project.requests.values() for cell in cells)}
-    for name in sorted(found):
+    for name in sorted(units):
         if name not in known and name.rpartition("/")[0] not in known:
             click.echo(f"warning: {one_line(name)!r} not found in workspace", err=True)
-    return found
+    return units
 
 
 def units_where(
     project: Project, actions: Sequence[Action], only: set[str] | None, conditions: Sequence[TypedCondition]
 ) -> Mapping[str, set[str] | None]:
-    """By action, the units among ``only`` that meet all conditions."""
+    """For each action, the units among ``only`` that meet all conditions."""
     if not conditions:
         return {action.name: only for action in actions}
     from pytest_aorta.workflow.project import is_within
 
     units = [(action, unit) for action in actions for unit in project.units(action) if is_within(unit, only)]
-    found: dict[str, set[str]] = {action.name: set() for action in actions}
+    chosen: dict[str, set[str]] = {action.name: set() for action in actions}
     for action, unit in selected(units, lambda each: project.value_of(each[0])(each[1]), conditions, "--where"):
-        found[action.name].add(unit)
-    return {**found}
+        chosen[action.name].add(unit)
+    return {**chosen}
 
 
 def columns(
     rows: Sequence[Sequence[str]], right: Sequence[int] = (), colors: Mapping[int, str] | None = None
 ) -> list[str]:
-    """Lines with aligned columns, two spaces between them; columns that are empty in all rows are left out.
+    """Lines with aligned columns, two spaces apart, without columns that are empty in all rows.
 
-    Not rich's Table, which wraps lines and takes seconds for ten thousand trials. Texts are made printable, and are one
-    line each. ``right``: columns that are aligned to the right. ``colors``: of columns below the first row, where they
-    are not 0.
+    rich's Table wraps lines and takes seconds for ten thousand trials. ``right``: columns to align to the right.
+    ``colors``: by column, for cells below the heading that are not 0.
     """
     shown = [[one_line(text) for text in row] for row in rows]
     kept = [index for index, column in enumerate(zip(*shown, strict=True)) if any(column)]

@@ -1,4 +1,4 @@
-"""Jobs: submit what a recipe has left to run, see what the scheduler has of it, cancel that."""
+"""Commands on jobs: submit, jobs, cancel."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _INTERRUPTED = 130
 @names_argument("[DIRECTORY | CELL | TRIAL | -]...")
 @action_option("Of these actions; * and ? are wildcards.")
 @cluster_option("Cluster to submit to (default: the one that this host is part of).")
-@click.option("-n", "--max-jobs", type=click.IntRange(1), metavar="N", help="Submit at most so many jobs.")
+@click.option("-n", "--max-jobs", type=click.IntRange(1), metavar="N", help="Submit at most N jobs.")
 @click.option("--dry-run", is_flag=True, help="Show the scripts of the jobs; submit nothing.")
 @recipe_option
 @click.option(
@@ -68,14 +68,14 @@ _INTERRUPTED = 130
     "sure",
     is_flag=True,
     envvar=["PYTEST_AORTA_YES", "ROW_YES"],
-    help="Do not ask, on a terminal either.",
+    help="Do not ask, even on a terminal.",
 )
 @click.option(
     "--watch",
     is_flag=True,
-    help="Wait for the end of jobs, and submit what they leave: the next wave, and what was lost, as retry says.",
+    help="Wait for jobs to end, then submit the next wave, and lost units again as retry says.",
 )
-@click.option("--pytest-args", default="", metavar="TEXT", help="For the pytest of trials, such as '--aorta-slots 2'.")
+@click.option("--pytest-args", default="", metavar="TEXT", help="Options for pytest, such as '--aorta-slots 2'.")
 @where_option
 @registry_option
 def submit(
@@ -91,9 +91,9 @@ def submit(
     where: tuple[TypedCondition, ...],
     files: tuple[str, ...],
 ) -> None:
-    """With names, only these directories, or all trials of these cells (-: names from stdin). What waits for previous
-    actions, and what the scheduler has already, is left for another time. On a terminal, it asks before it submits.
-    With --watch, it stays until nothing is left: Ctrl-C leaves the jobs that there are.
+    """With names, submits only these directories, or all trials of these cells (-: names from stdin). Leaves out units
+    that wait for previous actions or are submitted already. Asks before it submits, on a terminal. With --watch, stays
+    until nothing is left to run; Ctrl-C then leaves submitted jobs alone.
     """
     checked = open_recipe(recipe)
     configuration = Configuration.of_project(checked.root)
@@ -108,7 +108,7 @@ def submit(
     began = time.time()
 
     def submit_next(is_first: bool) -> bool:
-        """Whether there is something to wait for."""
+        """Submit; whether there is something to wait for."""
         nonlocal checked
         checked, down = submission.with_nodes(checked, target, action, is_dry=dry_run)
         project = Project(checked, files)
@@ -126,11 +126,11 @@ def submit(
                 if left == 0:
                     break
                 only = chosen[each.name]
-                found = submission.plan_action(
+                plan = submission.plan_action(
                     project, target, launchers, each, only, left, arguments, down, watched, kinds
                 )
-                left = None if left is None else left - found.count
-                planned.append(found)
+                left = None if left is None else left - plan.count
+                planned.append(plan)
             if not dry_run:
                 project.workspace.save()
             jobs = [job for each in planned for job in each.jobs]
@@ -208,7 +208,7 @@ def _submit(jobs: Sequence[PlannedJob], root: Path) -> None:
 
 @contextlib.contextmanager
 def _interrupts_noted() -> Iterator[Callable[[], bool]]:
-    """Within, the first SIGINT or SIGTERM is only noted: gives whether there was one. The second one interrupts."""
+    """Note the first SIGINT or SIGTERM, and interrupt at the second; yields whether there was one."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -239,14 +239,12 @@ def _say(text: str, *, nl: bool = True) -> None:
 
 @click.command("jobs")
 @action_option("Of these actions; * and ? are wildcards.")
-@click.option("--all", "show_all", is_flag=True, help="Also those that have ended.")
-@click.option("--short", is_flag=True, help="Their numbers only, one a line, as scancel and squeue take them.")
+@click.option("--all", "show_all", is_flag=True, help="Also show jobs that have ended.")
+@click.option("--short", is_flag=True, help="Print only numbers, one per line, for scancel and squeue.")
 @json_option
 @project_options(rebuilds=False)
 def jobs(project: Project, action: str, show_all: bool, short: bool, as_json: bool) -> None:
-    """A job that has ended in any other way than COMPLETED, and has not been looked at since, is shown once without
-    --all.
-    """
+    """Without --all, also shows, once, jobs that ended in another way than COMPLETED."""
     rows = [
         row
         for job in (read_jobs(project.recipe.index) if show_all else project.jobs)
@@ -275,13 +273,11 @@ def jobs(project: Project, action: str, show_all: bool, short: bool, as_json: bo
 
 @click.command("cancel")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@action_option("All of these actions; * and ? are wildcards.", None)
-@click.option("--all", "everything", is_flag=True, help="All of this recipe.")
+@action_option("Cancel all jobs of these actions; * and ? are wildcards.", None)
+@click.option("--all", "everything", is_flag=True, help="Cancel all jobs of this recipe.")
 @project_options(rebuilds=False)
 def cancel(project: Project, ids: tuple[str, ...], action: str | None, everything: bool) -> None:
-    """The number of an array stands for all of its tasks. Trials that run are ended in order, as far as SLURM gives
-    them the time.
-    """
+    """The number of an array cancels all of its tasks. Running trials write their results, if SLURM gives them time."""
     if bool(ids) + bool(action) + everything != 1:
         raise RequestError("cancel: which jobs? Give their numbers, --action PATTERN, or --all")
     chosen = [
@@ -291,8 +287,8 @@ def cancel(project: Project, ids: tuple[str, ...], action: str | None, everythin
         if not row["over"]
         and (everything or row["id"] in ids or job.number in ids or (action and fnmatchcase(job.action, action)))
     ]
-    found = {number for job, task in chosen for number in (job.number, task)}
-    if unknown := [number for number in ids if number not in found]:
+    numbers = {number for job, task in chosen for number in (job.number, task)}
+    if unknown := [number for number in ids if number not in numbers]:
         raise RequestError(f"cancel: {unknown[0]!r} is no job of this recipe that has not ended; see pytest-aorta jobs")
     if not chosen:
         click.echo("There are no such jobs.")

@@ -1,4 +1,4 @@
-"""``pytest-aorta try``: what a command does, how it fails, and the line of pytest that measures what may fix it."""
+"""``pytest-aorta try``: says what a command does and how it fails, and proposes a line of pytest that tests fixes."""
 
 from __future__ import annotations
 
@@ -122,17 +122,17 @@ _CANDIDATES_OF = (
 
 
 @click.command("try", context_settings={"allow_interspersed_args": False})
-@click.option("--yes", is_flag=True, help="Run the line that is found, without being asked.")
+@click.option("--yes", is_flag=True, help="Run the proposed line without asking.")
 @click.option(
-    "--time", "looking", default="1m", metavar="SEC", help="How long to look (default 1m), once a run has begun."
+    "--time", "looking", default="1m", metavar="SEC", help="Time limit for all runs (default 1m), from the first start."
 )
-@click.option("--timeout", metavar="SEC", help="A run that takes longer hangs (default: from the first runs).")
+@click.option("--timeout", metavar="SEC", help="Treat longer runs as hung (default: derived from the first runs).")
 @click.option(
     "--stdin", "stdin", metavar="FILE", help="Standard input of each run (default: what is piped here, else nothing)."
 )
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENT]...")
 def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None, stdin: str | None) -> None:
-    """pytest-aorta try -- python train.py --steps 40. Ctrl-C ends the looking, and keeps what was seen."""
+    """Example: pytest-aorta try -- python train.py --steps 40. Ctrl-C stops the runs and prints what they showed."""
     command = words[0] if len(words) == 1 and " " in words[0] else shlex.join(words)
     _checked("the command", checked_command, command)
     if problem := program_not_found(command_words(command), os.environ.get("PATH", os.defpath)):
@@ -144,14 +144,14 @@ def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None, s
     if note:
         click.echo(note, err=True)
     with tempfile.TemporaryDirectory(prefix="aorta-try-") as folder:
-        found = _Look(command, Path(folder), *limits, given)
-        found.run()
-        click.echo("\n".join(found.lines()))
-        if not found.trials:
-            raise SystemExit(143 if found.is_terminated else 1)
-        arguments, lines = _measurement(found)
+        look = _Look(command, Path(folder), *limits, given)
+        look.run()
+        click.echo("\n".join(look.lines()))
+        if not look.trials:
+            raise SystemExit(143 if look.is_terminated else 1)
+        arguments, lines = _measurement(look)
     click.echo("\n".join(("", *lines)))
-    if found.is_terminated:
+    if look.is_terminated:
         raise SystemExit(143)
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty() and click.confirm("Run it?")):
         return
@@ -167,7 +167,7 @@ def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None, s
 
 @contextlib.contextmanager
 def _ended(pytest: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Of a pytest that does not outlive this process, which may be told to end as well."""
+    """The status of a pytest that ends with this process, and passes its SIGTERM on."""
     try:
         yield pytest
     finally:
@@ -177,9 +177,9 @@ def _ended(pytest: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
 
 
 def _piped() -> tuple[str | None, str]:
-    """The file with what was piped to standard input, which each run gets; ``None`` for nothing. And what to say.
+    """The file that holds piped standard input (``None``: nothing was piped), and a note to print.
 
-    A pipe is read once: what comes from it is kept in the user's cache folder, for the line that is proposed as well.
+    A pipe can be read once, so its content is kept in the user's cache folder, also for the proposed line.
     """
     try:
         mode = os.fstat(0).st_mode
@@ -217,18 +217,19 @@ def _checked(name: str, reader: Reader, text: str) -> Any:
 
 
 class _Look:
-    """Runs of a command, by pytest: one as it is, then more of them with what the first one has shown.
+    """Runs of a command under pytest: one as given, then more with the options that the first one suggests.
 
-    A run hangs when it takes longer than the user has said, or many times as long as one that has ended by itself. As
-    long as none has, it is only said what a run does.
+    A run hangs when it exceeds the user's timeout, or takes many times as long as a run that ended by itself. Before
+    any run has ended, only its activity is reported.
 
     Attributes:
-        trials, bad, lost: those that say something about it, of these those that have failed, or passed in spite of a
-            NaN that they have printed; and those that have not come to their work.
-        signs, parts: as of ``_CANDIDATES_OF``; ``parts`` once all runs have ended.
-        options: with which all but the first are run.
-        timeout: that of the user, in seconds.
-        is_terminated: whether this process was told to end by SIGTERM.
+        trials: runs that came to their work.
+        bad: trials that failed, or printed a NaN although they passed.
+        lost: runs that did not come to their work.
+        signs, parts: as in ``_CANDIDATES_OF``; ``parts`` once all runs have ended.
+        options: for all runs but the first.
+        timeout: the user's, in seconds.
+        is_terminated: whether this process received SIGTERM.
     """
 
     def __init__(
@@ -279,7 +280,7 @@ class _Look:
         self._judge()
 
     def _judge(self) -> None:
-        """What the runs say, once all have ended."""
+        """Judge the runs, once all have ended."""
         if self.timeout is None:
             cut = [each for each in self.trials if each.facts.outcome == "timeout" and not self._hangs(each)]
             self.trials = [trial for trial in self.trials if trial not in cut]
@@ -309,7 +310,7 @@ class _Look:
         self.parts |= {"gpu", vendor} if vendor != "none" and (any(used) or None in used) else {"cpu"}
 
     def _hangs(self, trial: RecordedTrial) -> bool:
-        """Whether a deadline that has ended a run was long enough, by those that have ended by themselves."""
+        """Whether the deadline of a killed run was long enough, by comparison with runs that ended by themselves."""
         limit = trial.record["request"]["limits"]["timeout"]
         return bool(self.seconds) and limit is not None and limit >= _TIMES_LONGER * min(self.seconds)
 
@@ -375,7 +376,7 @@ class _Look:
             time.sleep(0.1)
 
     def _give_up(self, activity: Activity, waited: float, *, has_begun: bool = True, goes_on: bool = False) -> None:
-        """Wait no longer for the first run."""
+        """Stop waiting for the first run."""
         if self._doing:
             return
         self._waited = waited
@@ -391,7 +392,7 @@ class _Look:
             self._doing, self._is_stuck = f"it goes on printing, such as {_short(lines[-1] if lines else '')!r}", False
 
     def _read(self, results: Path, before: Sequence[RecordedTrial]) -> list[str]:
-        """Look for runs that have ended; the files of new ones that a deadline has ended."""
+        """Read runs that have ended; return the files of new ones that hit the deadline."""
         known = [*self.trials, *self.lost]
         if len(list(results.glob("*/trial_*.json"))) <= len(known) - len(before):
             return []
@@ -408,7 +409,7 @@ class _Look:
             click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
     def _guessed(self) -> dict[str, str]:
-        """How the steps of the trials can be read, as an option of pytest."""
+        """The pytest option that reads steps from the output of the trials."""
         lines: list[str] = []
         for log in sorted(self._folder.glob("*/*/trial_*/std*.log")):
             with log.open(errors="replace") as file:
@@ -417,12 +418,12 @@ class _Look:
 
     @property
     def seconds(self) -> list[float]:
-        """How long the trials took that have ended by themselves."""
+        """Durations of trials that ended by themselves."""
         return [each.facts.wall_sec or 0 for each in self.trials if each.facts.outcome != "timeout"]
 
     @property
     def deadline(self) -> float:
-        """Of a trial, in seconds."""
+        """Time limit of a trial, in seconds."""
         if self.timeout is not None:
             return self.timeout
         longest = _TIMES_LONGER * max(self.seconds) if self.seconds else _TIMEOUT
@@ -434,7 +435,7 @@ class _Look:
         return {"timeout": duration_text(self.deadline), **cwd}
 
     def lines(self) -> Iterator[str]:
-        """What there is to say, with the first sentence first."""
+        """The report, headline first."""
         why = ""
         if self.lost:
             record = self.lost[0].record
@@ -454,10 +455,10 @@ class _Look:
         verbs = " or ".join(self._verb(sign) for sign in _VERBS if sign in self.signs)
         places = {each.facts.failed_rank for each in self.bad}
         where = "" if None in places or len(places) != 1 else f", by rank {places.pop()}"
-        if not bad and (found := self.outcomes):
-            read = len(self.ends[found[0]])
+        if not bad and (outcomes := self.outcomes):
+            read = len(self.ends[outcomes[0]])
             unread = f", which was read in {read} of them" if read < count else ""
-            yield f"It did not fail in {counted(count, 'run')}, but has {found[1]} ({found[0]}{unread})."
+            yield f"It did not fail in {counted(count, 'run')}, but has {outcomes[1]} ({outcomes[0]}{unread})."
         elif not bad:
             processes = starts_of(trial.facts for trial in self.trials)
             bound = bound_text(rate_below(count), start_rate_below(processes), len(processes))
@@ -518,12 +519,12 @@ class _Look:
     @property
     def ends(self) -> dict[str, list[float]]:
         """The last values of each metric, by its name."""
-        found: dict[str, list[float]] = {}
+        ends: dict[str, list[float]] = {}
         for trial in self.trials:
             for name, value in trial.record["result"].get("metrics", {}).items():
                 if isinstance(value, int | float) and name not in ("returncode", "seed", "step_ms", "step_sec"):
-                    found.setdefault(name, []).append(value)
-        return found
+                    ends.setdefault(name, []).append(value)
+        return ends
 
     @property
     def outcomes(self) -> tuple[str, str] | None:
@@ -538,9 +539,9 @@ class _Look:
 
 
 def two_groups(values: Sequence[float]) -> tuple[tuple[float, int], tuple[float, int]] | None:
-    """Two values that numbers gather at, each with how many; ``None`` where they do not.
+    """The medians and sizes of two clusters of numbers; ``None`` without two clear clusters.
 
-    Each has two of them at least, and they are ten times as far apart as the numbers at one of them.
+    Each cluster has at least two numbers, and the gap between them is more than ten times as wide as either.
     """
     ordered = sorted(value for value in values if math.isfinite(value))
     if len(ordered) < _FEWEST_IN_GROUPS:
@@ -562,8 +563,8 @@ _MOST_FILES = 2000
 
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of each file in a folder, by its path; without hidden ones and caches of Python."""
-    found: dict[str, tuple[int, int]] = {}
+    """Size and modification time of each file in a folder, by path, without hidden files and caches of Python."""
+    files: dict[str, tuple[int, int]] = {}
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith((".", "__pycache__", "results"))]
         for name in names:
@@ -571,16 +572,16 @@ def _files(folder: Path) -> dict[str, tuple[int, int]]:
             with contextlib.suppress(OSError):
                 if not name.startswith("."):
                     state = path.stat()
-                    found[str(path.relative_to(folder))] = state.st_size, state.st_mtime_ns
-            if len(found) >= _MOST_FILES:
-                return found
-    return found
+                    files[str(path.relative_to(folder))] = state.st_size, state.st_mtime_ns
+            if len(files) >= _MOST_FILES:
+                return files
+    return files
 
 
 def not_able(record: Mapping[str, Any], folder: Path) -> str:
-    """Why a run could not come to its work, where that is the same in each run of its kind; else empty.
+    """Why a run could not start its work: a missing file or module, or a wrong command line; else empty.
 
-    A file or module that is missing, or a wrong command line. ``folder``: in which the logs of the run are, somewhere.
+    ``folder``: an ancestor of the run's logs.
     """
     failure = record.get("failure") or {}
     if record["exit_status"] == "ok" or record["result"].get("executed_iterations"):
@@ -599,25 +600,25 @@ def not_able(record: Mapping[str, Any], folder: Path) -> str:
     return ""
 
 
-def _measurement(found: _Look) -> tuple[list[str], list[str]]:
-    """The arguments of the pytest that measures what may fix a command; its line for a shell, and why it is so."""
+def _measurement(look: _Look) -> tuple[list[str], list[str]]:
+    """Arguments for the pytest that tests fixes of a command, and lines that show and explain them."""
     # torchrun and what is made of it set it themselves.
-    ambient = {**({"OMP_NUM_THREADS": "1"} if found.launcher in _OF_TORCHRUN else {}), **os.environ}
+    ambient = {**({"OMP_NUM_THREADS": "1"} if look.launcher in _OF_TORCHRUN else {}), **os.environ}
     env_of = {each.name: each.env for each in BUILTIN_MITIGATIONS}
     candidates = [
         each
         for each in _CANDIDATES_OF
-        if found.parts.issuperset(each.parts.split())
-        and (not each.signs or found.signs.intersection(each.signs.split()))
+        if look.parts.issuperset(each.parts.split())
+        and (not each.signs or look.signs.intersection(each.signs.split()))
         # Else it changes nothing.
         and any(ambient.get(name) != value for name, value in env_of[each.name].items() if name != "MKL_NUM_THREADS")
-    ][: _CANDIDATES_ON_GPU if "gpu" in found.parts else _CANDIDATES]
-    outcomes = None if found.bad else found.outcomes
+    ][: _CANDIDATES_ON_GPU if "gpu" in look.parts else _CANDIDATES]
+    outcomes = None if look.bad else look.outcomes
     if outcomes:
         candidates = []
     cells, trials = len(candidates) + 1, _FEWEST_TRIALS
-    if found.bad:
-        rate = wilson(len(found.bad), len(found.trials)).low
+    if look.bad:
+        rate = wilson(len(look.bad), len(look.trials)).low
         enough = (
             number
             for number in range(_FEWEST_TRIALS, _MOST_TRIALS, 5)
@@ -625,21 +626,21 @@ def _measurement(found: _Look) -> tuple[list[str], list[str]]:
             if (fault := smallest_fault(number // 2, max(1, cells - 1))) is not None and fault <= rate
         )
         trials = next(enough, _MOST_TRIALS)
-    hung = len(found.trials) - len(found.seconds)
-    each_takes = (sum(found.seconds) + hung * found.deadline) / len(found.trials)
+    hung = len(look.trials) - len(look.seconds)
+    each_takes = (sum(look.seconds) + hung * look.deadline) / len(look.trials)
     limit = max(_TIME, _ROUNDS * cells * each_takes)
-    options = {**found.options, **found.options_of_trials()}
-    if "nan" in found.signs:
+    options = {**look.options, **look.options_of_trials()}
+    if "nan" in look.signs:
         options["fail-on"] = "@nan"
-    options |= _slots(found, trials * cells * each_takes / _TIME)
-    goal = "first-fix" if found.bad else "speed"
+    options |= _slots(look, trials * cells * each_takes / _TIME)
+    goal = "first-fix" if look.bad else "speed"
     options |= {"trials": str(trials), "stop": f"{goal},{duration_text(math.ceil(limit / 60) * 60)}"}
     if outcomes:  # which trial computes something else, and where first
         options = {**{name: value for name, value in options.items() if name != "stop"}, "collect": "divergence"}
-    arguments = _words({"command": found.command, **options, "mitigations": "none"}) + found.stdin_words
+    arguments = _words({"command": look.command, **options, "mitigations": "none"}) + look.stdin_words
     arguments += [f"--aorta-mitigations={each.name}" for each in candidates]
 
-    what = "measures what may fix it" if found.bad else "looks longer, and compares speeds"
+    what = "measures what may fix it" if look.bad else "looks longer, and compares speeds"
     if outcomes:
         what = "finds the first step that differs"
     lines = [f"This line {what}:" if candidates or outcomes else "This line looks longer:"]
@@ -656,18 +657,18 @@ def _measurement(found: _Look) -> tuple[list[str], list[str]]:
     if not candidates and not outcomes:
         lines.append("  No mitigation that comes with pytest-aorta fits. Your own: --aorta-mitigations NAME=VALUE")
     longest = duration_text(math.ceil(min(limit, trials * cells * each_takes) / 60) * 60)
-    end = "; the first fix ends it" if found.bad else "" if outcomes else "; a verdict ends it"
+    end = "; the first fix ends it" if look.bad else "" if outcomes else "; a verdict ends it"
     lines.append(f"  At most {trials} trials of {counted(cells, 'cell')}, {longest}{end}.")
     return arguments, lines
 
 
-def _slots(found: _Look, times_too_long: float) -> dict[str, str]:
-    """Trials side by side, where one after the other takes too long, and nothing is shared but the host."""
-    if found.launcher or times_too_long < 1 or (found.written and "cwd" not in found.options):
+def _slots(look: _Look, times_too_long: float) -> dict[str, str]:
+    """Options for parallel trials, where a sequence takes too long and trials share nothing but the host."""
+    if look.launcher or times_too_long < 1 or (look.written and "cwd" not in look.options):
         return {}
-    if "gpu" in found.parts:
+    if "gpu" in look.parts:
         gpus = find_devices().visible
-        used = max(len(_output(trial.record).get("devices") or gpus) for trial in found.trials)
+        used = max(len(_output(trial.record).get("devices") or gpus) for trial in look.trials)
         number = len(gpus) // max(1, used)
         return {"slots": str(number), "devices": ",".join(map(str, gpus))} if used == 1 < number else {}
     number = min((os.cpu_count() or 1) // _CORES, math.ceil(times_too_long))
@@ -675,7 +676,7 @@ def _slots(found: _Look, times_too_long: float) -> dict[str, str]:
 
 
 def _crowd() -> float:
-    """How many times as slow as alone a process may be, by the load of the machine."""
+    """How many times slower a process may run because of the machine's load."""
     return min(_FIRST, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 

@@ -1,4 +1,4 @@
-"""What a collector is: a class of the entry-point group ``aorta.collectors``, and a file that runs in each rank."""
+"""The contract of collectors: a class in the entry points ``aorta.collectors``, and a file that runs in each rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CollectorError(RegistryError):
 
 @dataclass(frozen=True)
 class Context:
-    """The trial that a collector is to look at.
+    """The trial that a collector observes.
 
     Attributes:
         folder: of this collector, in the folder of the trial. It is made before the trial starts.
@@ -50,7 +50,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a trial gets before its interpreter starts: variables, and words in front of the command of its process.
+    """Changes to the start of a trial: variables, and words in front of its command.
 
     With either, each trial starts an interpreter of its own, as with ``--aorta-isolation spawn``.
     """
@@ -60,8 +60,8 @@ class Preparation:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What a collector has found in a trial: one sentence, empty for nothing; plain data; files, below its folder."""
+class CollectorSummary:
+    """Findings in a trial: one sentence (empty for none), plain data, and files below the collector's folder."""
 
     sentence: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -89,17 +89,17 @@ class Collector:
     def __init__(self, given: Mapping[str, Value]) -> None:
         self.given = {**{name: default for name, (default, _) in self.options.items()}, **given}
 
-    def prepare(self, context: Context) -> Preparation:
-        """What the trial needs before it starts; also called once before the first trial of a cell. Makes no files.
+    def preparation(self, context: Context) -> Preparation:
+        """Changes to the start of a trial; also called once before the first trial of a cell. Must make no files.
 
         Raises:
             CollectorError: it cannot be used for such a trial.
         """
         return Preparation()
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
-        """What was found, when the processes of the trial are gone; ``ranks`` are those that have begun."""
-        return Summary()
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
+        """Summarize the files, after the processes of the trial are gone; ``ranks``: ranks that had started."""
+        return CollectorSummary()
 
 
 def load(texts: Iterable[str], registry: Registry | None = None) -> dict[str, Collector]:
@@ -110,17 +110,17 @@ def load(texts: Iterable[str], registry: Registry | None = None) -> dict[str, Co
         RegistryError: there is no such collector, or it cannot be loaded.
     """
     registry = registry or Registry.load(tolerant=True)
-    found: dict[str, Collector] = {}
+    collectors: dict[str, Collector] = {}
     for text in texts:
         name, *pairs = text.split(":")
         cls = collector_class(registry.collector(name))
-        if name in found:
+        if name in collectors:
             raise CollectorError(f"--aorta-collect: {name} is given twice")
-        found[name] = cls(dict(_option(name, cls, pair) for pair in pairs))
-    for name, collector in found.items():
-        for other in sorted(collector.excludes & found.keys()):
+        collectors[name] = cls(dict(_option(name, cls, pair) for pair in pairs))
+    for name, collector in collectors.items():
+        for other in sorted(collector.excludes & collectors.keys()):
             raise CollectorError(f"--aorta-collect: {name} and {other} exclude each other; use one of them at a time")
-    return found
+    return collectors
 
 
 def collector_class(target: str) -> type[Collector]:
@@ -163,7 +163,7 @@ def _spelled(value: Value) -> str:
 
 
 def variable(collectors: Mapping[str, Collector], folder: Path) -> dict[str, str]:
-    """What has the Python processes of a trial start its collectors; ``folder`` is the trial's."""
+    """The variable that makes Python processes of a trial start its collectors; ``folder``: of the trial."""
     here = Path(__file__).with_name("in_process")
     asked = [
         # The package may lie elsewhere in a container: its own files are named relative to start.py.
@@ -183,6 +183,7 @@ def print_summary(asked: Mapping[str, Any], to_plain: Callable[[object], object]
     """In a process of its own: print a summary as JSON; what the collector itself prints goes to standard error."""
     output, sys.stdout = sys.stdout, sys.stderr
     collector = collector_class(f"{asked['module']}:{asked['name']}")(asked["given"])
-    found = collector.summarize(Path(asked["folder"]), asked["ranks"])
-    plain = {"sentence": found.sentence, "data": to_plain(dict(found.data)), "artifacts": [*map(str, found.artifacts)]}
+    summary = collector.summarize(Path(asked["folder"]), asked["ranks"])
+    data, artifacts = to_plain(dict(summary.data)), [*map(str, summary.artifacts)]
+    plain = {"sentence": summary.sentence, "data": data, "artifacts": artifacts}
     json.dump(plain, output)  # a NaN among the data is read back as one

@@ -1,4 +1,4 @@
-"""Which of some trials that should be equal differ, and where first; then, which operator it was."""
+"""Finds which of several equal trials differ, where they differ first, and which operator caused it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pytest_aorta.collectors.contract import Collector, CollectorError, Summary, Value
+from pytest_aorta.collectors.contract import Collector, CollectorError, CollectorSummary, Value
 
 #: Characters of a hash.
 _HASH = 8
@@ -27,7 +27,7 @@ _PHASES = {
 }
 
 
-class Divergence(Collector):
+class DivergenceCollector(Collector):
     """Which trials compute something else than the others, and where first: step, rank, module, operator."""
 
     options: ClassVar[Mapping[str, tuple[Value, str]]] = {
@@ -43,13 +43,13 @@ class Divergence(Collector):
         if self.given["mode"] not in ("hash", "statistics"):
             raise CollectorError(f"--aorta-collect divergence:mode={self.given['mode']}: expected hash or statistics")
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
-        """How much was hashed; what it says is found when several trials are compared."""
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
+        """The extent of the recording; differences appear only when trials are compared."""
         trial = read_trial(folder)
         if not trial.ranks:
-            return Summary("nothing to compare: no module of torch was called, and no optimizer has made a step")
+            return CollectorSummary("nothing to compare: no module of torch was called, no optimizer made a step")
         data = {"steps": trial.steps, "ranks": len(trial.ranks), "mode": self.given["mode"]}
-        return Summary(data=data, artifacts=sorted(path for path in folder.iterdir() if path.is_file()))
+        return CollectorSummary(data=data, artifacts=sorted(path for path in folder.iterdir() if path.is_file()))
 
 
 # What a trial has recorded
@@ -57,7 +57,7 @@ class Divergence(Collector):
 
 @dataclass(frozen=True)
 class Step:
-    """Of one rank: its number, its events in the order of execution, and their hashes or statistics."""
+    """One step of a rank: its number, its events in order, and their hashes or statistics."""
 
     number: int
     events: tuple[str, ...]
@@ -71,8 +71,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The steps of each rank; ``tolerance`` of statistics, relative, ``None`` for hashes."""
+class StepTraces:
+    """Recorded steps of a trial by rank; ``tolerance``: relative, for statistics; ``None`` for hashes."""
 
     ranks: Mapping[int, Sequence[Step]]
     tolerance: float | None = None
@@ -81,13 +81,13 @@ class Trial:
     def steps(self) -> int:
         return max((len(steps) for steps in self.ranks.values()), default=0)
 
-    def up_to(self, ordinal: int) -> Trial:
-        return Trial({rank: steps[: ordinal + 1] for rank, steps in self.ranks.items()}, self.tolerance)
+    def up_to(self, ordinal: int) -> StepTraces:
+        return StepTraces({rank: steps[: ordinal + 1] for rank, steps in self.ranks.items()}, self.tolerance)
 
 
-def read_trial(folder: Path) -> Trial:
-    """What the ranks of a trial have recorded in ``collect/divergence``; without ranks where there is nothing."""
-    found: dict[int, list[Step]] = {}
+def read_trial(folder: Path) -> StepTraces:
+    """Read a trial's recording in ``collect/divergence``; it has no ranks if there is none."""
+    ranks: dict[int, list[Step]] = {}
     tolerance = None
     for rank in sorted(int(file.stem.removeprefix("rank_")) for file in folder.glob("rank_*.jsonl")):
         steps: list[Step] = []
@@ -104,8 +104,8 @@ def read_trial(folder: Path) -> Trial:
             else:
                 tolerance = entry["tolerance"]
         if steps:
-            found[rank] = steps
-    return Trial(found, tolerance)
+            ranks[rank] = steps
+    return StepTraces(ranks, tolerance)
 
 
 def trace_file(folder: Path, rank: int) -> Path:
@@ -116,8 +116,8 @@ def trace_file(folder: Path, rank: int) -> Path:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a trial differs first.
+class FirstDifference:
+    """The first difference of a trial from the majority.
 
     Attributes:
         ordinal: of the step among those that were recorded, from 0.
@@ -155,7 +155,7 @@ def described(event: str) -> str:
 
 
 @dataclass
-class Comparison:
+class TraceComparison:
     """Trials that were compared.
 
     Attributes:
@@ -164,26 +164,26 @@ class Comparison:
     """
 
     equal: list[str] = field(default_factory=list)
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, FirstDifference] = field(default_factory=dict)
 
     @property
-    def first(self) -> tuple[str, Place] | None:
+    def first(self) -> tuple[str, FirstDifference] | None:
         return min(self.places.items(), key=lambda each: each[1].order, default=None)
 
 
-def compare_trials(trials: Mapping[str, Trial]) -> Comparison:
-    """Follow all trials step by step; at each difference, those that are fewer drop out.
+def compare_trials(trials: Mapping[str, StepTraces]) -> TraceComparison:
+    """Compare trials step by step; at each difference, the minority drops out.
 
-    A trial that has ended agrees as far as it has come. Of as many that differ, the first one is believed.
+    A trial that ended early agrees as far as it ran. In a tie, the first trial counts as right.
     """
-    found = Comparison(list(trials))
+    comparison = TraceComparison(list(trials))
     tolerance = next((trial.tolerance for trial in trials.values() if trial.tolerance is not None), None)
     ordinal = 0
-    while len(found.equal) > 1:
-        going = [name for name in found.equal if trials[name].steps > ordinal]
+    while len(comparison.equal) > 1:
+        going = [name for name in comparison.equal if trials[name].steps > ordinal]
         if len(going) < 2:
             break
-        places: dict[str, Place] = {}
+        places: dict[str, FirstDifference] = {}
         for rank in sorted({rank for name in going for rank in trials[name].ranks}):
             recorded = {name: trials[name].ranks.get(rank, ()) for name in going}
             steps = {name: each[ordinal] for name, each in recorded.items() if len(each) > ordinal}
@@ -194,20 +194,20 @@ def compare_trials(trials: Mapping[str, Trial]) -> Comparison:
             for name, place in departed.items():
                 if name not in places or place.order < places[name].order:
                     places[name] = place
-        if len(places) == len(found.equal):  # in each rank, others are fewer
+        if len(places) == len(comparison.equal):  # in each rank, others are fewer
             places.pop(max(places, key=lambda name: places[name].order))
-        found.places.update(places)
-        found.equal = [name for name in found.equal if name not in places]
+        comparison.places.update(places)
+        comparison.equal = [name for name in comparison.equal if name not in places]
         ordinal += 1
-    return found
+    return comparison
 
 
 def _departures(
     steps: Mapping[str, Step], last: set[str], rank: int, ordinal: int, tolerance: float | None
-) -> dict[str, Place]:
-    """Where trials leave the majority in a step; ``last``: they may have been cut off."""
+) -> dict[str, FirstDifference]:
+    """The first difference of each trial that leaves the majority in a step; ``last``: trials that end in it."""
     rows = {name: step.row() for name, step in steps.items()}
-    places: dict[str, Place] = {}
+    places: dict[str, FirstDifference] = {}
     number = 0
     while True:
         here = {
@@ -222,7 +222,7 @@ def _departures(
         for name in others:
             event, after = here[name][0], rows[name][number - 1][0] if number else ""
             other = majority[0] if majority[0] != event else ""
-            places[name] = Place(rank, ordinal, steps[name].number, event, after, number, other)
+            places[name] = FirstDifference(rank, ordinal, steps[name].number, event, after, number, other)
         number += 1
 
 
@@ -276,20 +276,20 @@ def read_operators(folder: Path) -> Operators | None:
 
 
 @dataclass(frozen=True)
-class Finding:
+class OperatorDifference:
     sentence: str
     data: Mapping[str, Any]
 
 
-def compare_operators(one: Operators, other: Operators, after: str) -> Finding:
-    """The first operator of ``other`` that differs from that of ``one``; ``after`` which event they were recorded."""
+def compare_operators(one: Operators, other: Operators, after: str) -> OperatorDifference:
+    """Find the first operator that differs in ``other``; both were recorded from the event ``after`` on."""
     for number, (a, b) in enumerate(zip(one.calls, other.calls, strict=False)):
         where = _where(b)
         data = {"operator": b["operator"], "module": b["module"], "line": b["line"], "number": number}
         if a["operator"] != b["operator"] or [each[1:] for each in a["inputs"]] != [each[1:] for each in b["inputs"]]:
             same = a["operator"] == b["operator"]
             what = "with inputs of another shape" if same else f"where the others call {a['operator']}"
-            return Finding(f"it calls {b['operator']}{where} {what}", {**data, "kind": "other_call"})
+            return OperatorDifference(f"it calls {b['operator']}{where} {what}", {**data, "kind": "other_call"})
         if a["inputs"] != b["inputs"]:
             argument = next(i for i, (x, y) in enumerate(zip(a["inputs"], b["inputs"], strict=True)) if x != y)
             amount, numbers = _amount(one, other, a["inputs"][argument], b["inputs"][argument])
@@ -308,15 +308,17 @@ def compare_operators(one: Operators, other: Operators, after: str) -> Finding:
                     "stream, or code that is no operator of torch"
                 )
             made_by = (before["operator"] or after) if before else None
-            return Finding(text, {**data, **numbers, "kind": "changed_in_between", "made_by": made_by})
+            return OperatorDifference(text, {**data, **numbers, "kind": "changed_in_between", "made_by": made_by})
         if a["outputs"] != b["outputs"]:
             result = next(i for i, (x, y) in enumerate(zip(a["outputs"], b["outputs"], strict=True)) if x != y)
             amount, numbers = _amount(one, other, a["outputs"][result], b["outputs"][result])
             text = f"{b['operator']}{where} makes something else of equal inputs: {amount}"
-            return Finding(text, {**data, **numbers, "kind": "operator"})
+            return OperatorDifference(text, {**data, **numbers, "kind": "operator"})
     if len(one.calls) != len(other.calls):
-        return Finding(f"it calls {len(other.calls)} operators, the others {len(one.calls)}", {"kind": "other_call"})
-    return Finding(
+        return OperatorDifference(
+            f"it calls {len(other.calls)} operators, the others {len(one.calls)}", {"kind": "other_call"}
+        )
+    return OperatorDifference(
         f"all {len(one.calls)} operators between the two have equal inputs and results: what differs was not made by "
         "an operator of torch in this thread",
         {"kind": "no_operator"},
@@ -373,8 +375,8 @@ def _numbers(data: bytes, kind: str) -> Iterator[float]:
 
 
 def _index(number: int, shape: Sequence[int]) -> list[int]:
-    found = []
+    indices = []
     for size in reversed(shape):
         number, place = divmod(number, size)
-        found.append(place)
-    return found[::-1]
+        indices.append(place)
+    return indices[::-1]

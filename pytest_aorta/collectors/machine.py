@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pytest_aorta.collectors.contract import Collector, CollectorError, Context, Preparation, Summary, Value
+from pytest_aorta.collectors.contract import Collector, CollectorError, CollectorSummary, Context, Preparation, Value
 from pytest_aorta.common.texts import native_function
 
 _IN_PROCESS = Path(__file__).with_name("in_process")
@@ -92,7 +92,7 @@ class Memory(Collector):
     }
     in_process = _IN_PROCESS / "memory.py"
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         data: dict[str, Any] = {}
         leaks: list[tuple[float, str]] = []
         ended: list[str] = []
@@ -107,32 +107,36 @@ class Memory(Collector):
             # At the distance of the last ones: earlier ones were written for more steps.
             stride = max(1, lines[-1][0] - lines[-2][0]) if len(lines) > 2 else 1
             lines = [line for line in lines if line[0] % stride == 0] or lines
-            found: dict[str, Any] = {"steps": lines[-1][0]}
+            rank: dict[str, Any] = {"steps": lines[-1][0]}
             for number, column in enumerate(_COLUMNS, 1):
                 series = [(line[0], line[number]) for line in lines if line[number] is not None]
                 if not series:
                     continue
-                found[column] = {"first": series[0][1], "last": series[-1][1], "most": max(each for _, each in series)}
+                rank[column] = {
+                    "first": series[0][1],
+                    "last": series[-1][1],
+                    "most": max(each for _, each in series),
+                }
                 if column == "resident":
                     # Not what malloc keeps for later: a heap grows by that until it has settled, without a leak.
                     series = [(line[0], line[number] - (line[-1] or 0)) for line in lines if line[number] is not None]
                 if column in _NAMES and (grows := growth(series)) is not None:
-                    found[column] |= {"growth": asdict(grows), "is_leak": grows.is_leak}
+                    rank[column] |= {"growth": asdict(grows), "is_leak": grows.is_leak}
                     if grows.is_leak and not any(text.startswith(who) for _, text in leaks[-1:]):
                         leaks.append((grows.bytes_per_step, f"{who}: {_NAMES[column]} grows {grows}"))
-            data[path.stem] = found
+            data[path.stem] = rank
         for path in sorted(folder.rglob("*.out_of_memory.json")):
             wanted, free = (json.loads(path.read_text())[name] / _MIB for name in ("wanted", "free"))
             who = path.name.partition(".")[0].replace("_", " ")
             ended.append(f"{who}: the device had no {wanted:.0f} MiB left ({free:.0f} MiB were free)")
         if not data:
-            return Summary("nothing was measured: no step was seen")
+            return CollectorSummary("nothing was measured: no step was seen")
         leaks.sort(reverse=True)
         told = ended[:1] + [text for _, text in leaks[:1]]
         more = len(leaks) - 1
         if more > 0:
             told[-1] += f"; so does that of {more} more rank{'s' if more > 1 else ''}"
-        return Summary("; ".join(told), data, [path for path in sorted(folder.rglob("*")) if path.is_file()])
+        return CollectorSummary("; ".join(told), data, [path for path in sorted(folder.rglob("*")) if path.is_file()])
 
 
 # Crashes
@@ -144,7 +148,7 @@ class Native(Collector):
     needs_torch = False
     in_process = _IN_PROCESS / "native.py"
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         data: dict[str, Any] = {}
         sentences = []
         paths = sorted(folder.rglob("*.json"))
@@ -157,7 +161,7 @@ class Native(Collector):
             what = "hung" if read["why"] == "hang" else read["why"]
             sentences.append(f"{who}: {what}" + (f" in {place}" if place else "; no C function of it is known"))
             data[path.stem] = {"why": read["why"], "function": name, "library": library}
-        return Summary("; ".join(sentences), data, paths)
+        return CollectorSummary("; ".join(sentences), data, paths)
 
 
 # Time
@@ -182,16 +186,16 @@ class Profile(Collector):
             if int(self.given[name]) < least:
                 raise CollectorError(f"--aorta-collect profile:{name}={self.given[name]}: expected at least {least}")
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
-        found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))}
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
+        read = {path.stem: json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))}
         traces = sorted(folder.rglob("*.trace.json.gz"))
-        profiles = {stem: each for stem, each in found.items() if each["steps"]}
+        profiles = {stem: each for stem, each in read.items() if each["steps"]}
         if not profiles:
-            seen = max((each["seen"] for each in found.values()), default=0)
+            seen = max((each["seen"] for each in read.values()), default=0)
             why = (
                 f"the trial made {seen}, and the window begins after {self.given['skip']}" if seen else "none was seen"
             )
-            return Summary(f"no step was profiled: {why}", {}, traces)
+            return CollectorSummary(f"no step was profiled: {why}", {}, traces)
         # Own time of each operator, in ms per step, of the rank in which it takes longest: a rank that lags makes
         # others wait, and would be hidden in a mean.
         most: dict[str, float] = {}
@@ -203,7 +207,7 @@ class Profile(Collector):
         operators = dict(sorted(most.items(), key=lambda item: -item[1]))
         total = sum(operators.values())
         notes = sorted({each["note"] for each in profiles.values() if each["note"]})
-        return Summary(
+        return CollectorSummary(
             "; ".join(notes),
             {
                 "steps": {stem: each["steps"] for stem, each in profiles.items()},
@@ -223,12 +227,12 @@ class Rocprof(Collector):
 
     excludes = frozenset({"nsys", "profile"})  # two profilers cannot intercept the same queues
 
-    def prepare(self, context: Context) -> Preparation:
+    def preparation(self, context: Context) -> Preparation:
         tool = _tool("rocprofv3", "it comes with ROCm 6.2 and later, in /opt/rocm/bin", context)
         output = ("--output-format", "csv", "-d", str(context.folder), "-o", "process_%pid%")
         return Preparation(prefix=(tool, "--kernel-trace", "--stats", *output, "--"))
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         files = _files(folder)
         calls: dict[str, list[float]] = {}
         for path in files:
@@ -240,16 +244,16 @@ class Rocprof(Collector):
                         except (KeyError, TypeError, ValueError):  # a line that is cut off
                             continue
                         if math.isfinite(milliseconds) and milliseconds >= 0:
-                            found = calls.setdefault(row["Name"], [0, 0.0])
-                            found[0] += number
-                            found[1] += milliseconds
+                            call = calls.setdefault(row["Name"], [0, 0.0])
+                            call[0] += number
+                            call[1] += milliseconds
         if not calls:
-            return Summary("rocprofv3 has seen no kernel", {}, files)
+            return CollectorSummary("rocprofv3 has seen no kernel", {}, files)
         ordered = sorted(calls.items(), key=lambda item: -item[1][1])
         total = sum(milliseconds for _, (_, milliseconds) in ordered) or 1.0
         names = ", ".join(f"{name} {each[1] / total:.0%}" for name, each in ordered[:3])
         data: dict[str, Any] = {name: {"calls": each[0], "ms": each[1]} for name, each in ordered[:_KERNELS]}
-        return Summary(f"most time on the device: {names}", {"kernels": data}, files)
+        return CollectorSummary(f"most time on the device: {names}", {"kernels": data}, files)
 
 
 class Nsys(Collector):
@@ -258,15 +262,15 @@ class Nsys(Collector):
     options: ClassVar[Mapping[str, tuple[Value, str]]] = {"trace": ("cuda,nvtx,osrt", "what nsys traces")}
     excludes = frozenset({"rocprof", "profile"})
 
-    def prepare(self, context: Context) -> Preparation:
+    def preparation(self, context: Context) -> Preparation:
         tool = _tool("nsys", "it comes with NVIDIA's CUDA toolkit and with Nsight Systems", context)
         asked = (f"--trace={self.given['trace']}", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
         return Preparation(prefix=(tool, "profile", *asked, "-o", str(context.folder / "profile")))
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         files = _files(folder)
         reports = [path.name for path in files if path.suffix in (".nsys-rep", ".qdrep")]
-        return Summary("" if reports else "nsys has written no report", {}, files)
+        return CollectorSummary("" if reports else "nsys has written no report", {}, files)
 
 
 class AmdLog(Collector):
@@ -279,28 +283,28 @@ class AmdLog(Collector):
         if not 1 <= int(self.given["level"]) <= 5:
             raise CollectorError(f"--aorta-collect amd_log:level={self.given['level']}: expected 1 to 5")
 
-    def prepare(self, context: Context) -> Preparation:
+    def preparation(self, context: Context) -> Preparation:
         log = str(context.folder / "hip.log")  # the runtime appends the number of the process
         return Preparation({"AMD_LOG_LEVEL": str(self.given["level"]), "AMD_LOG_LEVEL_FILE": log})
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         files = _files(folder)
         errors = []
         for path in files:
             with path.open(errors="replace") as log:
                 errors += [line.rstrip() for line in log if line.startswith(":1:")]
         if not files:
-            return Summary("no process has used AMD's HIP runtime")
-        return Summary(
+            return CollectorSummary("no process has used AMD's HIP runtime")
+        return CollectorSummary(
             f"{len(errors)} errors, first: {errors[0][:200]}" if errors else "", {"errors": errors[:20]}, files
         )
 
 
 def _tool(name: str, where: str, context: Context) -> str:
-    found = shutil.which(name, path=context.environ.get("PATH"))
-    if found is None:
+    path = shutil.which(name, path=context.environ.get("PATH"))
+    if path is None:
         raise CollectorError(f"{name} is not on the trial's PATH; {where}")
-    return found
+    return path
 
 
 def _files(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pytest_aorta.collectors.contract import Collector, Summary, Value
+from pytest_aorta.collectors.contract import Collector, CollectorSummary, Value
 
 #: Order of the phases within a step.
 _PHASES = ("forward", "backward", "gradients", "optimizer")
@@ -29,12 +29,12 @@ class Numerics(Collector):
     }
     in_process: ClassVar[Path | None] = Path(__file__).with_name("in_process") / "numerics.py"
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         told = {
             int(path.stem.removeprefix("rank_")): json.loads(path.read_text())
             for path in sorted(folder.glob("rank_*.json"))
         }
-        found = {rank: each["found"] for rank, each in told.items() if each["found"] is not None}
+        bad = {rank: each["found"] for rank, each in told.items() if each["found"] is not None}
         data: dict[str, Any] = {
             "ranks": {str(rank): each["found"] for rank, each in told.items()},
             "steps": {str(rank): each["steps"] for rank, each in told.items()},
@@ -48,13 +48,13 @@ class Numerics(Collector):
             artifacts[-1].write_text(json.dumps({str(rank): each["rows"] for rank, each in told.items()}))
         for path in folder.glob("rank_*.json"):
             path.unlink()
-        if not found:
-            return Summary("", data, artifacts)
-        first = min(found, key=lambda rank: _place(found[rank]))
-        together = sorted(rank for rank in found if _place(found[rank]) == _place(found[first]))
-        data["first"] = {"rank": first, **found[first]}
-        data["reached"] = {str(rank): _how(found[rank], found[first]) for rank in sorted(found) if rank not in together}
-        return Summary(self._sentence(found[first], together, told, data["reached"]), data, artifacts)
+        if not bad:
+            return CollectorSummary("", data, artifacts)
+        first = min(bad, key=lambda rank: _order_of(bad[rank]))
+        together = sorted(rank for rank in bad if _order_of(bad[rank]) == _order_of(bad[first]))
+        data["first"] = {"rank": first, **bad[first]}
+        data["reached"] = {str(rank): _how(bad[rank], bad[first]) for rank in sorted(bad) if rank not in together}
+        return CollectorSummary(self._sentence(bad[first], together, told, data["reached"]), data, artifacts)
 
     def _sentence(
         self, bad: Mapping[str, Any], ranks: Sequence[int], told: Mapping[int, Any], reached: Mapping[str, str]
@@ -74,7 +74,7 @@ class Numerics(Collector):
         return text
 
 
-def _place(bad: Mapping[str, Any]) -> tuple[int, int, int]:
+def _order_of(bad: Mapping[str, Any]) -> tuple[int, int, int]:
     return bad["step"], _PHASES.index(bad["phase"]), bad["number"]
 
 

@@ -51,7 +51,7 @@ from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_pre
 from pytest_aorta.workflow.finding import RecipeError, is_sweep
 from pytest_aorta.workflow.groups import CommandUnit, action_variables, command_units
 from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, log_of, read_job, read_jobs
-from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
+from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, RequestDigests, Workspace
 from pytest_aorta.workflow.project import Progress, Project, blocked_for, command_keys, containing, waited_for
 from pytest_aorta.workflow.recipe import Action, Recipe, present, read_recipe, shell_commands
 from pytest_aorta.workflow.requests import asked_of, recorded_digest, request_digest, selection_of, trial_completion
@@ -340,7 +340,7 @@ class RecipeRun:
             raise self.recipe.error(action, str(error)) from None
 
     def note(
-        self, action: str, unit: str, outcome: Outcome | None, request: Request | None = None, **texts: str
+        self, action: str, unit: str, outcome: Outcome | None, request: RequestDigests | None = None, **texts: str
     ) -> None:
         try:
             self.journal.add(action, unit, outcome, request, **texts)

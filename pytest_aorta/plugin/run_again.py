@@ -14,7 +14,7 @@ import pytest
 
 from pytest_aorta.collectors.contract import FOLDER, load
 from pytest_aorta.collectors.divergence import (
-    Place,
+    FirstDifference,
     compare_operators,
     compare_trials,
     described,
@@ -251,7 +251,9 @@ def _compare(again: Again, triage: Triage, found: list[dict[str, Any]], *, may_r
             plain["zoom"] = {"sentence": sentence, **data}
 
 
-def _zoom(again: Again, reference: Traced, other: Traced, place: Place, trials: int) -> tuple[str, Mapping[str, Any]]:
+def _zoom(
+    again: Again, reference: Traced, other: Traced, place: FirstDifference, trials: int
+) -> tuple[str, Mapping[str, Any]]:
     results = str(again.run.results.absolute())
     hindrances = {
         "that takes mode=hash": reference.trial.tolerance is not None,

@@ -64,7 +64,7 @@ class TaskArgs:
 
     @property
     def tags(self) -> tuple[Tag, ...]:
-        """What is done to each of the tensors."""
+        """The tag of each tensor."""
         return self._tags
 
     @property
@@ -139,7 +139,7 @@ class TaskArgs:
         return tuple([_checked(tensor, tag) for tensor, tag in zip(self._tensors, self._tags, strict=True)])
 
     def check(self) -> list[tuple[Footprint, Tag]]:
-        """What each tensor touches, and how, as of now.
+        """The current footprint and tag of each tensor.
 
         Raises:
             ValueError: two tensors write the same bytes, and nothing says which of them wins; reads may overlap
@@ -182,7 +182,7 @@ def _checked(tensor: object, tag: Tag) -> torch.Tensor:
 
 
 def given(value: object) -> str:
-    """A wrong value for a message: what it is, and of which type."""
+    """Text of a wrong value for a message: the value and its type."""
     try:
         text = repr(value)
     except Exception:
@@ -225,7 +225,7 @@ def blank_tensor(shape: object, dtype: object) -> torch.Tensor:
 
 
 def check_timeout(timeout: object) -> None:
-    """For waits: ``None``, or a number of seconds; a negative one has passed already."""
+    """Check a timeout: ``None`` or seconds; a negative number has expired already."""
     if timeout is not None:
         expect("timeout", timeout, (int, float), "a number of seconds or None")
 

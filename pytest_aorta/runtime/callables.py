@@ -60,7 +60,7 @@ class CallableHandle:
 
 @dataclass(frozen=True)
 class Definition:
-    """How another process gets hold of a callable."""
+    """A callable in the form in which another process can load it."""
 
     name: str
     data: bytes
@@ -85,7 +85,7 @@ class Definition:
 
 
 def define(target: Callable[..., Any] | str) -> Definition:
-    """How to send a callable, or ``module:qualname``, to another process.
+    """Convert a callable, or ``module:qualname``, to a form for other processes.
 
     Raises:
         TypeError: not a callable, or one that cannot be pickled.
@@ -132,18 +132,18 @@ def dumps(value: Any, refusal: str) -> bytes:
 
 
 def dump_argument(value: Any, refusal: str, references: list[Any]) -> bytes:
-    """``dumps`` of what a task is given; what stands for results of other tasks is appended to ``references``.
+    """Pickle an argument of a task; append each ``TaskRef`` in it to ``references``.
 
-    ``load_argument`` puts these results in its place.
+    ``load_argument`` puts the results of the references in their places.
     """
 
-    def reduce(found: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    def reduce(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
         handles = sys.modules["pytest_aorta.runtime.orchestrator"]
-        if isinstance(found, handles.MapRef):
-            return _joined, found.tasks
-        if not isinstance(found, handles.TaskRef):
+        if isinstance(item, handles.MapRef):
+            return _joined, item.tasks
+        if not isinstance(item, handles.TaskRef):
             return None
-        references.append(found)
+        references.append(item)
         return _result, (len(references) - 1,)
 
     try:
@@ -176,9 +176,9 @@ def _dump(value: Any, reduce: Callable[[Any], Any]) -> bytes:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-        def reducer_override(self, found: Any) -> Any:
-            reduced = reduce(found)
-            return super().reducer_override(found) if reduced is None else reduced
+        def reducer_override(self, item: Any) -> Any:
+            reduced = reduce(item)
+            return super().reducer_override(item) if reduced is None else reduced
 
     file = io.BytesIO()
     Pickler(file).dump(value)
@@ -186,7 +186,7 @@ def _dump(value: Any, reduce: Callable[[Any], Any]) -> bytes:
 
 
 def dump_result(value: Any) -> bytes | None:
-    """What a task has returned; ``None`` for ``None``. A ``TaskRef`` stands for what its task has returned."""
+    """Pickle the return value of a task (``None`` stays ``None``); a ``TaskRef`` in it stands for its task's result."""
     if value is None:
         return None
     try:
@@ -248,7 +248,7 @@ class Callables:
         self._next = 0
 
     def copy(self, above: Callables | None = None) -> Callables:
-        """As of now, for the process of this worker, which also knows what the worker ``above`` knows."""
+        """A copy for the process of this worker, with the callables of the worker ``above``."""
         made = Callables(self.owner)
         made.owners = self.owners | (above.owners if above is not None else frozenset())
         made.definitions = {**self.definitions, **(above.definitions if above is not None else {})}
@@ -266,7 +266,7 @@ class Callables:
         return handle
 
     def remove(self, handle: CallableHandle) -> None:
-        """Drop a handle, and with the last one of a callable that."""
+        """Drop a handle; the last handle of a callable drops the callable."""
         self.resolve(handle)
         self._handles.pop(handle.serial if handle.owner == self.owner else -1, None)
         self.update((), [handle.digest])
@@ -277,7 +277,7 @@ class Callables:
         return handle.digest not in others.values()
 
     def update(self, new: Iterable[Definition], gone: Iterable[str]) -> None:
-        """Take in callables, and forget others, unless one of their handles is valid here."""
+        """Add callables, and forget others that have no valid handle here."""
         kept = {digest for digest, _ in self._handles.values()}
         self.definitions.update((definition.digest, definition) for definition in new)
         for digest in gone:
@@ -311,7 +311,7 @@ class Callables:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that another process needs to build a worker: the arguments of ``Worker``, and what was registered since.
+    """Everything that another process needs to build a worker: arguments of ``Worker`` and registered callables.
 
     Attributes:
         children: the workers below, each with its host: an execnet specification, or ``None`` for the same one.

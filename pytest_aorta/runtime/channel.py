@@ -82,7 +82,7 @@ class Channel:
         return message
 
     def receive_part(self, flags: int = 0) -> Message | None:
-        """The next mapping, ``None`` if only a part of it has come. Waits for one packet, not for what follows."""
+        """The next mapping, or ``None`` if it is incomplete after the next packet."""
         try:
             data = self._end.recv(_PACKET, flags)
         except BlockingIOError:
@@ -142,7 +142,7 @@ class Channel:
         return None
 
     def kill_when_closed(self, wanted: bool) -> None:
-        """Have the kernel SIGKILL this process as soon as the other end closes, hangs up or sends; or no longer."""
+        """Let the kernel SIGKILL this process once the other end closes or sends; ``False`` revokes that."""
         fd = self._end.fileno()
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if not wanted:

@@ -1,4 +1,4 @@
-"""Dispatch of tasks to endpoints, the same at every level: a graph, the runs that are open, endpoints. No processes.
+"""Dispatch of tasks to endpoints, the same at every level: a graph, open runs, endpoints; no processes.
 
 One lock guards all of them. A change is made in a ``turn``. At its end, every task that can start is started, on the
 thread that made the change: waking a scheduler thread would cost more than a short task.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.common.interrupts import SIGINT_HELD
 from pytest_aorta.runtime.event_loop import EventLoop
-from pytest_aorta.runtime.graph import UNSTARTED, Footprint, Graph, Node, State, Tag
+from pytest_aorta.runtime.graph import UNSTARTED, Footprint, Graph, GraphNode, State, Tag
 from pytest_aorta.runtime.records import (
     Completion,
     Outcome,
@@ -99,7 +99,7 @@ class GraphTask(Member):
 @dataclass(eq=False, slots=True)
 class Dispatch:
     id: int
-    node: Node
+    node: GraphNode
     member: Member
     endpoint: Endpoint
     #: Cancels its deadline.
@@ -126,7 +126,7 @@ class Endpoint(Protocol):
     def stop(self, dispatch: Dispatch, why: str) -> None: ...
 
 
-def record_of(node: Node) -> TaskRecord:
+def record_of(node: GraphNode) -> TaskRecord:
     task: GraphTask = node.payload
     assert task.outcome is not None
     if len(task.group) < 2:
@@ -147,7 +147,7 @@ def record_of(node: Node) -> TaskRecord:
     )
 
 
-def _member_record(node: Node, member: Member, outcome: Outcome, failure: TaskFailure | None) -> TaskRecord:
+def _member_record(node: GraphNode, member: Member, outcome: Outcome, failure: TaskFailure | None) -> TaskRecord:
     payload = None if member.completion is None else member.completion.payload
     submitted = node.payload.submitted
     # By position, which is faster: there is one for every task.
@@ -180,28 +180,28 @@ class ReadyQueues:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[Key, deque[Node]] = {}
+        self._queues: dict[Key, deque[GraphNode]] = {}
         self._order = itertools.count()
 
-    def push(self, node: Node) -> None:
+    def push(self, node: GraphNode) -> None:
         node.payload.order = next(self._order)
         self._queues.setdefault(_key(node.payload), deque()).append(node)
 
     def __bool__(self) -> bool:
         return bool(self._queues)
 
-    def heads(self) -> list[tuple[Key, Node]]:
-        found = []
+    def heads(self) -> list[tuple[Key, GraphNode]]:
+        heads = []
         for key, queue in list(self._queues.items()):
             while queue and queue[0].state is not State.READY:  # cancelled meanwhile
                 queue.popleft()
             if queue:
-                found.append((key, queue[0]))
+                heads.append((key, queue[0]))
             else:
                 del self._queues[key]
-        if len(found) > 1:
-            found.sort(key=lambda head: head[1].payload.order)
-        return found
+        if len(heads) > 1:
+            heads.sort(key=lambda head: head[1].payload.order)
+        return heads
 
     def take(self, key: Key) -> None:
         queue = self._queues[key]
@@ -238,7 +238,7 @@ class Placement:
         if needed > known:
             raise ValueError(f"{needed} {kind.value} needed at a time, but there are {known}")
 
-    def match(self, queues: ReadyQueues) -> tuple[Node, list[Endpoint]] | None:
+    def match(self, queues: ReadyQueues) -> tuple[GraphNode, list[Endpoint]] | None:
         """The next task that can start now, and where; it is removed from its queue.
 
         Of the groups, the first one reserves its workers; a group of SUB workers lets no later SUB task pass.
@@ -257,20 +257,20 @@ class Placement:
             idle = {id: endpoint for id, endpoint in idle.items() if id not in workers}
         for key, node in heads:
             kind, what = key
-            found: list[Endpoint] = []
+            chosen: list[Endpoint] = []
             if kind == "sub":
-                found, subs = (subs[:what], subs) if what <= len(subs) else ([], [])
+                chosen, subs = (subs[:what], subs) if what <= len(subs) else ([], [])
             elif kind == "worker":
-                found = [idle[what]] if what in idle else []
+                chosen = [idle[what]] if what in idle else []
             elif kind == "any":
-                found = [endpoint for endpoint in idle.values() if what is None or endpoint.id in what][:1]
-            if found:
+                chosen = [endpoint for endpoint in idle.values() if what is None or endpoint.id in what][:1]
+            if chosen:
                 queues.take(key)
-                return node, found
+                return node, chosen
         return None
 
-    def take_hopeless(self, queues: ReadyQueues) -> tuple[Node, Endpoint] | None:
-        """Remove the first of the next tasks that no endpoint can ever run; with one that is out of service."""
+    def take_hopeless(self, queues: ReadyQueues) -> tuple[GraphNode, Endpoint] | None:
+        """Remove the first task that no endpoint can ever run; return it with an endpoint that is out of service."""
         if not [it for it in (*self._sub.values(), *self._next.values()) if it.gone]:
             return None
         for key, node in queues.heads():
@@ -280,7 +280,7 @@ class Placement:
                 return node, lacking
         return None
 
-    def _lacking(self, key: Key, node: Node) -> Endpoint | None:
+    def _lacking(self, key: Key, node: GraphNode) -> Endpoint | None:
         kind, what = key
         if kind == "sub":
             gone = [it for it in self._sub.values() if it.gone]
@@ -318,7 +318,7 @@ class GraphRun:
         self.keeps = keeps
         self.queues = ReadyQueues()
         #: Its tasks that are not consumed, in the order of their submission, and the records of those that are, by id.
-        self.nodes: dict[Node, None] = {}
+        self.nodes: dict[GraphNode, None] = {}
         self.records: dict[int, TaskRecord] = {}
         self.first_failure: TaskRecord | None = None
         #: Tasks in a row, of one callable, whose process has died while it ran them; by the callable's digest.
@@ -349,7 +349,7 @@ class _Lock:
         SIGINT_HELD.__exit__()
 
     def wait_until(self, over: Callable[[], bool], give_up: float = math.inf) -> bool:
-        """Whether ``over()`` before that moment of ``time.monotonic()``; asked at every notification.
+        """Wait until ``over()``, at most until ``give_up`` (of ``time.monotonic()``); whether it was over.
 
         An interrupt is raised between two waits.
         """
@@ -383,7 +383,7 @@ class _Turn:
 
 
 class Dispatcher:
-    """Thread-safe."""
+    """Starts ready tasks on idle endpoints. Thread-safe."""
 
     def __init__(self, name: str, grace: float, allowed_failures: int | None = None) -> None:
         self.name = name
@@ -471,7 +471,7 @@ class Dispatcher:
             )
 
     def drain(self, timeout: float | None) -> bool:
-        """Accept no run any more, and wait for the open ones; whether they have ended in time."""
+        """Refuse new runs and wait for open ones; whether they ended in time."""
         give_up = math.inf if timeout is None else time.monotonic() + timeout
         with self.lock:
             self.closing = True
@@ -486,8 +486,8 @@ class Dispatcher:
         task: GraphTask,
         label: str,
         accesses: Sequence[tuple[Footprint, Tag]] = (),
-        after: Sequence[Node] = (),
-    ) -> Node:
+        after: Sequence[GraphNode] = (),
+    ) -> GraphNode:
         """Add a task to the graph of a run, within a turn, at whose end it may start.
 
         Raises:
@@ -509,7 +509,7 @@ class Dispatcher:
         return node
 
     def wait_for_room(self, run: GraphRun, give_up: float) -> None:
-        """Block until a run's ring has room, the run accepts no task any more, or that moment."""
+        """Block until a run's ring has room, the run refuses tasks, or the time is over."""
 
         def over() -> bool:
             run.waited_for = True
@@ -518,8 +518,8 @@ class Dispatcher:
         with self.lock:
             self.lock.wait_until(over, give_up)
 
-    def add_memory(self, run: GraphRun, slab: Slab) -> Node:
-        """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
+    def add_memory(self, run: GraphRun, slab: Slab) -> GraphNode:
+        """Release a slab once its scope and all tasks that use it have ended; raises as ``submit``."""
         with self.turn:
             self._check_accepts(run)
             slab.node = self.graph.add_memory(slab, run)
@@ -534,18 +534,18 @@ class Dispatcher:
         if run.fail_fast and run.first_failure is not None:
             raise TaskError(run.first_failure)
 
-    def release_scope(self, nodes: Iterable[Node]) -> None:
+    def release_scope(self, nodes: Iterable[GraphNode]) -> None:
         with self.turn:
             for node in nodes:
                 self.graph.release_scope(node)
 
-    def cancel(self, node: Node, why: str, running: bool = True) -> None:
+    def cancel(self, node: GraphNode, why: str, running: bool = True) -> None:
         with self.turn:
             failure = TaskFailure("Cancelled", why)
             if not self._cancel_unstarted(node, Outcome.CANCELLED, failure) and running:
                 self._stop(node.payload.running, Completion(Outcome.CANCELLED, None, failure), why)
 
-    def _cancel_unstarted(self, node: Node, outcome: Outcome, failure: TaskFailure) -> bool:
+    def _cancel_unstarted(self, node: GraphNode, outcome: Outcome, failure: TaskFailure) -> bool:
         if node.state not in UNSTARTED:
             return False
         task: GraphTask = node.payload
@@ -554,10 +554,10 @@ class Dispatcher:
 
     # Reports of the graph
 
-    def _ready(self, node: Node) -> None:
+    def _ready(self, node: GraphNode) -> None:
         node.run.queues.push(node)
 
-    def _settled(self, node: Node) -> None:
+    def _settled(self, node: GraphNode) -> None:
         task: GraphTask = node.payload
         if task.outcome is None:
             if node.poisoned_by is not None:
@@ -584,7 +584,7 @@ class Dispatcher:
         if run.closed:
             self._end_if_over(run)
 
-    def _consumed(self, node: Node) -> None:
+    def _consumed(self, node: GraphNode) -> None:
         if isinstance(node.payload, Slab):
             self.release_slab(node.payload)
             node.run = None  # which a tensor that is held longer would keep
@@ -597,14 +597,14 @@ class Dispatcher:
     # Blame
 
     def blame(self, dispatch: Dispatch | None) -> None:
-        """A process has died: the task that it ran is the suspect. Without one, kills come from outside."""
+        """Suspect the task of a process that has died; the death of an idle process clears all suspects."""
         if dispatch is None:
             for run in self.runs:
                 run.killed.clear()
         elif dispatch.stopping is None and dispatch.member.definition is not None:
             dispatch.node.run.killed.setdefault(dispatch.member.definition.digest, set()).add(dispatch.node.id)
 
-    def _quarantine(self, node: Node) -> TaskFailure | None:
+    def _quarantine(self, node: GraphNode) -> TaskFailure | None:
         for member in node.payload.members:
             assert member.definition is not None
             killed = len(node.run.killed.get(member.definition.digest, ()))
@@ -618,7 +618,7 @@ class Dispatcher:
 
     # Dispatches
 
-    def _dispatch(self, node: Node, endpoints: list[Endpoint]) -> None:
+    def _dispatch(self, node: GraphNode, endpoints: list[Endpoint]) -> None:
         task: GraphTask = node.payload
         pairs = zip(task.members, endpoints, strict=True)
         task.running = tuple([Dispatch(next(self._ids), node, member, endpoint) for member, endpoint in pairs])

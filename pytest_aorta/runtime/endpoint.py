@@ -74,7 +74,7 @@ class ProcessState(enum.Enum):
 
 
 class ProcessEndpoint:
-    """The endpoint of a process, and of those that take its place."""
+    """The endpoint of a process and of its successors."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class ProcessEndpoint:
         link.send(message)
 
     def stop(self, dispatch: Dispatch, why: str) -> None:
-        """Ask, where the other side understands; end the process, where not, or when it does not help."""
+        """Cancel a task: ask a worker below, which is killed if that does not help; kill the process of a slot."""
         if dispatch is not self._current:
             return
         if self._cancels:
@@ -287,7 +287,7 @@ class ProcessEndpoint:
     # Memory and the end
 
     def run_ended(self) -> None:
-        """Let go of the memory of a run, unless a task of the next one runs already."""
+        """Unmap the memory of a run, unless a task of the next one is running."""
         link = self._link
         if link is not None and self.ready and self._current is None:
             numbers = link.forgotten(True)
@@ -322,13 +322,13 @@ def _completion(
 
 
 def framed(message: Message) -> bytes:
-    """As ``multiprocessing.connection`` sends it, for ``MessageSocket`` to receive."""
+    """Frame a message as ``multiprocessing.connection`` does, for ``MessageSocket``."""
     data = pickle.dumps(message, 5)
     return _HEADER.pack(len(data)) + data
 
 
 class ProcessLink:
-    """The link to a process of this host, which was forked from a zygote: a socket, and the zygote's word of its end.
+    """The link to a forked process of this host: a socket, and the zygote's notice of its end.
 
     A process that is stopped, or busy with something else, does not read; what its socket does not take waits here.
     """
@@ -375,11 +375,11 @@ class ProcessLink:
         return True
 
     def tensors(self, args: TaskArgs) -> Sequence[Any]:
-        """As this process is sent them; raises what is wrong with them."""
+        """Tensors in the form in which this process receives them."""
         return [self._views.view(tensor) for tensor in args.tensors]
 
     def forgotten(self, everything: bool) -> Sequence[int]:
-        """Numbers of storages that the process should unmap: those that are gone here, or all."""
+        """Numbers of storages that the process should unmap: freed ones, or all."""
         return self._views.forget() if everything else self._views.dead()
 
     # Receiving, on the loop

@@ -1,4 +1,4 @@
-"""The graph of tasks: which wait for which, which are ready, which are poisoned, which can be forgotten. No processes.
+"""The graph of tasks: dependencies, readiness, failures, and nodes that can be dropped; no processes.
 
 What a task waits for follows from the bytes that it reads: of every run and storage, the graph knows which task writes
 which interval of bytes. Two views whose intervals meet are then compared exactly, so that columns and tiles of one
@@ -52,7 +52,7 @@ class Tag(enum.Enum):
 
 
 class Layout(NamedTuple):
-    """How the bytes of a view lie, from its first one on; all in bytes.
+    """The layout of a view, relative to its first byte; all numbers in bytes.
 
     Attributes:
         nbytes: from the first byte to the last one; 0 without items.
@@ -111,7 +111,7 @@ class Footprint:
         return not self.layout.nbytes
 
     def overlaps(self, other: Footprint) -> bool:
-        """Whether a byte is touched by both; true also for layouts too unlike to decide that in a few steps."""
+        """Whether both touch a common byte; also true if that is too costly to decide."""
         if self.backing != other.backing or self.empty or other.empty:
             return False
         if self.stop <= other.offset or other.stop <= self.offset:
@@ -185,7 +185,7 @@ UNSTARTED = frozenset({State.PENDING, State.READY})
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class GraphNode:
     """One task, or one group of tasks. Only its graph changes anything but ``payload``.
 
     The garbage collector walks every container of every node that is alive, time and again: what is empty is none.
@@ -198,14 +198,14 @@ class Node:
     #: Producers that are not done.
     fan_in: int = 0
     #: Nodes that are held until this one has settled, and those that hold this one: an ordered set, or ``None``.
-    producers: tuple[Node, ...] = field(default=(), repr=False)
-    consumers: dict[Node, None] | None = field(default=None, repr=False)
+    producers: tuple[GraphNode, ...] = field(default=(), repr=False)
+    consumers: dict[GraphNode, None] | None = field(default=None, repr=False)
     #: Holds on it: of its scope, of itself until it has settled, of every consumer.
     holds: int = 2
     in_scope: bool = True
     error: BaseException | None = None
     #: The node whose failure is the reason for this one's; None if it has failed itself.
-    poisoned_by: Node | None = field(default=None, repr=False)
+    poisoned_by: GraphNode | None = field(default=None, repr=False)
     payload: Any = field(default=None, repr=False)
     #: Those of its writes that are still found.
     writes: tuple[_Write, ...] = field(default=(), repr=False)
@@ -217,7 +217,7 @@ class Node:
 
 @dataclass(eq=False, slots=True)
 class _Write:
-    node: Node
+    node: GraphNode
     footprint: Footprint
 
 
@@ -243,11 +243,11 @@ class _StorageWrites:
         self.done: deque[_Write] = deque()
 
     def add(self, write: _Write) -> None:
-        grid, cell = _place(write.footprint)
+        grid, cell = _cell_in_grid(write.footprint)
         self.grids.setdefault(grid, {}).setdefault(cell, {})[write] = None
 
     def remove(self, write: _Write) -> None:
-        grid, cell = _place(write.footprint)
+        grid, cell = _cell_in_grid(write.footprint)
         cells = self.grids[grid]
         del cells[cell][write]
         if not cells[cell]:
@@ -268,7 +268,7 @@ class _StorageWrites:
                         yield write
 
 
-def _place(footprint: Footprint) -> tuple[_Grid, tuple[int, int]]:
+def _cell_in_grid(footprint: Footprint) -> tuple[_Grid, tuple[int, int]]:
     pitch, inner = footprint.layout.pitch, footprint.layout.inner
     if footprint.offset % (pitch or 1) + inner > pitch:
         pitch = 0
@@ -289,7 +289,7 @@ def _box(footprint: Footprint, pitch: int, origin: int = 0) -> _Box:
 
 
 class Writers:
-    """For every run and storage, which node writes which bytes. Runs do not see each other's."""
+    """Writers of bytes, by run and storage; runs are independent."""
 
     def __init__(self) -> None:
         self._storages: dict[tuple[Hashable, Hashable], _StorageWrites] = {}
@@ -298,17 +298,17 @@ class Writers:
         grids = [cells for storage in self._storages.values() for cells in storage.grids.values()]
         return sum(len(writes) for cells in grids for writes in cells.values())
 
-    def meeting(self, run: Hashable, footprint: Footprint) -> dict[Node, None]:
-        return {write.node: None for write in self._found(run, footprint)}
+    def meeting(self, run: Hashable, footprint: Footprint) -> dict[GraphNode, None]:
+        return {write.node: None for write in self._overlapping(run, footprint)}
 
-    def add(self, run: Hashable, footprint: Footprint, node: Node) -> None:
+    def add(self, run: Hashable, footprint: Footprint, node: GraphNode) -> None:
         """Add a write. Those that it covers wholly are forgotten; those that it covers in part stay.
 
         Of one that has failed, what is not covered stays, where both are intervals.
         """
         if footprint.empty:
             return
-        for old in self._found(run, footprint):
+        for old in self._overlapping(run, footprint):
             covered = footprint.covers(old.footprint)
             intervals = footprint.layout.solid and old.footprint.layout.solid
             removed = covered or (old.node.failed and intervals)
@@ -321,7 +321,7 @@ class Writers:
                         self._insert(_Write(old.node, rest), run)
         self._insert(_Write(node, footprint), run)
 
-    def _found(self, run: Hashable, footprint: Footprint) -> list[_Write]:
+    def _overlapping(self, run: Hashable, footprint: Footprint) -> list[_Write]:
         writes = self._storages.get((run, footprint.backing))
         return [] if writes is None or footprint.empty else list(writes.meeting(footprint))
 
@@ -337,7 +337,7 @@ class Writers:
                 del self._storages[key]
         write.node.writes = tuple([other for other in write.node.writes if other is not write])
 
-    def completed(self, node: Node) -> None:
+    def completed(self, node: GraphNode) -> None:
         """A node is done: nothing waits for its writes any more. A reader that comes soon still finds, and holds, it.
 
         Of completed writes, the newest ones stay. However many tasks a run has had, a reader of all of a storage then
@@ -351,7 +351,7 @@ class Writers:
                 if oldest in oldest.node.writes:
                     self._remove(oldest)
 
-    def forget(self, node: Node) -> None:
+    def forget(self, node: GraphNode) -> None:
         """Remove what is left of a node's writes; those that have replaced some of them stay."""
         for write in node.writes:
             self._remove(write)
@@ -361,7 +361,7 @@ class Writers:
             del self._storages[key]
 
 
-Report = Callable[[Node], None]
+Report = Callable[[GraphNode], None]
 
 
 class Graph:
@@ -377,13 +377,15 @@ class Graph:
         self._on_settled = on_settled
         self._on_consumed = on_consumed
         self._ids = itertools.count()
-        self._changes: deque[tuple[Report, Node]] = deque()
+        self._changes: deque[tuple[Report, GraphNode]] = deque()
         #: Writes of the nodes that are live.
         self.writers = Writers()
         #: Nodes that are not consumed.
         self.live = 0
 
-    def add(self, payload: Any, run: Hashable, accesses: Accesses, after: Sequence[Node] = (), label: str = "") -> Node:
+    def add(
+        self, payload: Any, run: Hashable, accesses: Accesses, after: Sequence[GraphNode] = (), label: str = ""
+    ) -> GraphNode:
         """Add a node that waits for ``after``, of any run, and for the writers of what it reads, of the same run.
 
         It is ready at once if all of them are done, and failed at once if one of them has failed.
@@ -393,7 +395,7 @@ class Graph:
         for footprint, tag in accesses:
             if tag.reads:
                 wanted.update(self.writers.meeting(run, footprint))
-        node = Node(next(self._ids), run, label, payload=payload)
+        node = GraphNode(next(self._ids), run, label, payload=payload)
         self.live += 1
         # Even a failed node is the writer of its outputs: nodes that read them must fail as well.
         for footprint, tag in accesses:
@@ -416,19 +418,19 @@ class Graph:
         self._report()
         return node
 
-    def add_memory(self, payload: Any, run: Hashable) -> Node:
+    def add_memory(self, payload: Any, run: Hashable) -> GraphNode:
         """Add a node that stands for memory. It stays until its scope has ended, and all nodes ``after`` it have."""
         self.live += 1
-        return Node(next(self._ids), run, "memory", State.COMPLETED, payload=payload, holds=1)
+        return GraphNode(next(self._ids), run, "memory", State.COMPLETED, payload=payload, holds=1)
 
-    def claim(self, node: Node) -> bool:
+    def claim(self, node: GraphNode) -> bool:
         """Take a ready node to run it. False when it has been taken, or cancelled."""
         if node.state is not State.READY:
             return False
         node.state = State.RUNNING
         return True
 
-    def complete(self, node: Node) -> None:
+    def complete(self, node: GraphNode) -> None:
         """A running node is done; nodes that waited for nothing else become ready."""
         assert node.state is State.RUNNING
         node.state = State.COMPLETED
@@ -441,13 +443,13 @@ class Graph:
         self._release(node)
         self._report()
 
-    def fail(self, node: Node, error: BaseException) -> None:
+    def fail(self, node: GraphNode, error: BaseException) -> None:
         """A running node has failed, and with it every node that waits for it, directly or not."""
         assert node.state is State.RUNNING
         self._fail(node, error)
         self._report()
 
-    def cancel(self, node: Node, error: BaseException) -> bool:
+    def cancel(self, node: GraphNode, error: BaseException) -> bool:
         """Fail a node that has not started. False, and nothing is changed, if it has."""
         if node.state not in UNSTARTED:
             return False
@@ -455,7 +457,7 @@ class Graph:
         self._report()
         return True
 
-    def release_scope(self, node: Node) -> None:
+    def release_scope(self, node: GraphNode) -> None:
         """The scope that the node was added in has ended; further calls do nothing."""
         if node.in_scope:
             node.in_scope = False
@@ -463,14 +465,14 @@ class Graph:
             self._report()
 
     def end_run(self, run: Hashable) -> None:
-        """All of its nodes are consumed: nothing reads what the failed ones have left."""
+        """Forget the writers of a run, all of whose nodes are consumed."""
         self.writers.end(run)
 
-    def _make_ready(self, node: Node) -> None:
+    def _make_ready(self, node: GraphNode) -> None:
         node.state = State.READY
         self._changes.append((self._on_ready, node))
 
-    def _fail(self, node: Node, error: BaseException, root: Node | None = None) -> None:
+    def _fail(self, node: GraphNode, error: BaseException, root: GraphNode | None = None) -> None:
         doomed = deque([node])
         node.poisoned_by = root
         while doomed:
@@ -486,7 +488,7 @@ class Graph:
             root = root or node
             self._release(node)
 
-    def _release(self, node: Node) -> None:
+    def _release(self, node: GraphNode) -> None:
         producers, node.producers = node.producers, ()
         for producer in producers:
             assert producer.consumers is not None
@@ -496,7 +498,7 @@ class Graph:
             self._drop(producer)
         self._drop(node)
 
-    def _drop(self, node: Node) -> None:
+    def _drop(self, node: GraphNode) -> None:
         node.holds -= 1
         if not node.holds:
             node.state = State.CONSUMED
@@ -516,44 +518,44 @@ class HazardWarning(UserWarning):
 
 
 class Hazards:
-    """Of one run; guarded by the dispatcher's lock."""
+    """Finds unordered accesses in one run; guarded by the dispatcher's lock."""
 
     def __init__(self) -> None:
         #: Accesses of the tasks that have not ended.
-        self._open: list[tuple[Node, Footprint, Tag]] = []
-        self._found: list[str] = []
+        self._open: list[tuple[GraphNode, Footprint, Tag]] = []
+        self._hazards: list[str] = []
 
-    def submitted(self, node: Node, accesses: Sequence[tuple[Footprint, Tag]]) -> None:
-        """Look for earlier tasks that this one does not wait for, although it writes what they access."""
+    def submitted(self, node: GraphNode, accesses: Sequence[tuple[Footprint, Tag]]) -> None:
+        """Warn of earlier tasks that a new one does not wait for, although it writes bytes that they access."""
         self._open = [entry for entry in self._open if entry[0].state in UNSTARTED or entry[0].state is State.RUNNING]
         before = _ancestors(node)
         for footprint, tag in accesses:
             for other, theirs, its in self._open if tag.writes else ():
                 if other not in before and theirs.overlaps(footprint):
-                    self._found.append(
+                    self._hazards.append(
                         f"{node.label} (task {node.id}) writes bytes that {other.label} (task {other.id})"
                         f" {'writes' if its.writes else 'reads'}, and nothing orders them: give it other memory, or"
                         " after=[that task]"
                     )
         self._open += [(node, *access) for access in accesses if access[1] is not Tag.NO_DEP]
 
-    def changed(self, node: Node, number: int) -> None:
-        self._found.append(
+    def changed(self, node: GraphNode, number: int) -> None:
+        self._hazards.append(
             f"tensor {number} of {node.label} (task {node.id}), an INPUT, has changed while it ran: it wrote it (tag it"
             " INOUT), or a task that nothing orders did"
         )
 
     def take(self) -> list[str]:
-        found, self._found = self._found, []
-        return found
+        hazards, self._hazards = self._hazards, []
+        return hazards
 
 
-def _ancestors(node: Node) -> set[Node]:
-    found: set[Node] = set()
+def _ancestors(node: GraphNode) -> set[GraphNode]:
+    ancestors: set[GraphNode] = set()
     left = deque(node.producers)
     while left:
         producer = left.popleft()
-        if producer not in found:
-            found.add(producer)
+        if producer not in ancestors:
+            ancestors.add(producer)
             left.extend(producer.producers)
-    return found
+    return ancestors

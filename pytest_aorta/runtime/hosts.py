@@ -158,11 +158,11 @@ def package_files(package: str) -> dict[str, Path]:
 
 
 def _files_here(names: Iterable[str]) -> dict[str, Path]:
-    found = {name: Path(name) for name in names if name.startswith("/")}
+    files = {name: Path(name) for name in names if name.startswith("/")}
     for package in {name.partition("/")[0] for name in names} - {""}:
         with contextlib.suppress(ModuleNotFoundError):
-            found |= package_files(package)
-    return found
+            files |= package_files(package)
+    return files
 
 
 # This side

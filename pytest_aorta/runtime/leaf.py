@@ -1,4 +1,4 @@
-"""What runs in the processes below a worker: a slot, which runs one task after the other, or a worker of its own.
+"""The code of processes below a worker: a slot that runs one task after the other, or a nested worker.
 
 The other side is ``endpoint``. Messages to a process: ``task``, ``callables`` (new ones, and digests of those to
 forget), ``cancel``, ``unmap``, ``close``; from it: ``ready`` or ``failed`` once, ``ended`` for each task.
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 NOTHING = SlotArgs()
 
 
-def prepare(argument: dict[str, Any]) -> dict[str, Any]:
-    """Once per zygote: import torch, where tensors are to be expected."""
+def import_torch(argument: dict[str, Any]) -> dict[str, Any]:
+    """Import torch once per zygote, where tensors are expected."""
     if argument["torch"]:
         import torch  # noqa: F401
     return {}
@@ -87,10 +87,10 @@ def _arguments(
     results: bytes | None = None,
 ) -> tuple[SlotArgs, int | None, Any]:
     mapped.unmap(gone)
-    found = [mapped.tensor(view) for view in tensors]
+    arguments = [mapped.tensor(view) for view in tensors]
     others = () if results is None else loads(results)
     values = load_argument(scalars, others) if isinstance(scalars, bytes) else tuple(scalars)
-    return SlotArgs(tuple(found), values, config and load_argument(config, others)), first_item, written
+    return SlotArgs(tuple(arguments), values, config and load_argument(config, others)), first_item, written
 
 
 def _own_failure(error: BaseException) -> TaskFailure:
@@ -191,7 +191,7 @@ def _map(function: Any, items: Any, first: int) -> list[Any]:
 
 
 def serve_worker(spec: Any, transport: Transport, owner: int | None, seed: Seed | None = None) -> None:
-    """Build the worker of a specification, and serve until the level above closes or goes.
+    """Build a worker from its specification and serve until the level above closes or dies.
 
     ``owner``: the process whose memory it maps; ``None`` on another host, where tensors come and go by value.
     """
@@ -288,5 +288,5 @@ class WorkerTask:
             self._transport.send(("ended", self._number, outcome, payload, failure, content))
 
     def cancel(self, why: str) -> None:
-        """Now, or as soon as it has a run."""
+        """Cancel the run now, or once it exists."""
         self._opened.add_done_callback(lambda opened: opened.result().cancel(why, running=True))

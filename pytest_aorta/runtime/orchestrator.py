@@ -1,4 +1,4 @@
-"""What a graph is built with, and what its builder gets: the orchestrator, and handles of tasks and runs."""
+"""The orchestrator that builds graphs, and handles of tasks and runs."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     from pytest_aorta.runtime.callables import CallableHandle, Callables
     from pytest_aorta.runtime.dispatcher import GraphRun
-    from pytest_aorta.runtime.graph import Footprint, Node, State, Tag
+    from pytest_aorta.runtime.graph import Footprint, GraphNode, State, Tag
     from pytest_aorta.runtime.tensors import Heap, Slab
 
 
 class TaskRef:
     """A task that was submitted."""
 
-    def __init__(self, dispatcher: Dispatcher, node: Node, outputs: tuple[torch.Tensor, ...] = ()) -> None:
+    def __init__(self, dispatcher: Dispatcher, node: GraphNode, outputs: tuple[torch.Tensor, ...] = ()) -> None:
         self._dispatcher = dispatcher
         self._node = node
         #: The tensors that were allocated for ``TaskArgs.add_output``, in order; of a group, those of all members.
@@ -85,7 +85,7 @@ class TaskRef:
         return record_of(self._node)
 
     def result(self, timeout: float | None = None) -> Any:
-        """What its callable has returned; of a group, a list of what its members have.
+        """The return value of its callable; for a group, the list of its members' return values.
 
         Raises:
             TimeoutError: ``timeout`` seconds have passed first.
@@ -170,9 +170,9 @@ class RunHandle:
     def records(self) -> list[TaskRecord]:
         """The records of the tasks that have settled, in the order of their submission."""
         with self._dispatcher.lock:
-            found = {node.id: record_of(node) for node in self._run.nodes if node.payload.has_settled}
-            found.update(self._run.records)
-        return [found[number] for number in sorted(found)]
+            records = {node.id: record_of(node) for node in self._run.nodes if node.payload.has_settled}
+            records.update(self._run.records)
+        return [records[number] for number in sorted(records)]
 
     def trace(self, file: str | os.PathLike[str]) -> None:
         """Write when and where its tasks ran, as ``chrome://tracing`` and https://ui.perfetto.dev read it.
@@ -246,7 +246,7 @@ class Orchestrator:
         self._callables = callables
         self._resolve = callables.resolve
         self._ring_timeout = ring_timeout
-        self._scopes: list[list[Node]] = [[]]
+        self._scopes: list[list[GraphNode]] = [[]]
 
     def submit_sub(
         self,
@@ -310,14 +310,14 @@ class Orchestrator:
         """
         definition, _ = self._resolve(handle, ())
         self._placement.check_size(TaskKind.SUB, 1)
-        found, before = list(items), tuple(after)
+        elements, before = list(items), tuple(after)
         if chunksize is None:
-            chunksize = max(1, math.ceil(len(found) / (CHUNKS * len(self._placement.pools[TaskKind.SUB]))))
+            chunksize = max(1, math.ceil(len(elements) / (CHUNKS * len(self._placement.pools[TaskKind.SUB]))))
         if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
             raise ValueError(f"chunksize must be a whole number from 1, not {chunksize!r}")
         tasks = [
-            GraphTask(definition, config=found[first : first + chunksize], first_item=first, timeout=timeout)
-            for first in range(0, len(found), chunksize)
+            GraphTask(definition, config=elements[first : first + chunksize], first_item=first, timeout=timeout)
+            for first in range(0, len(elements), chunksize)
         ]
         packed = [_pack(task) for task in tasks]  # all of them, before there is a task
         return MapRef([self._submit(task, before, refs) for task, refs in zip(tasks, packed, strict=True)])
@@ -397,7 +397,7 @@ class Orchestrator:
         self._scopes[-1].append(self._keep(slab))
         return tensor
 
-    def _keep(self, slab: Slab) -> Node:
+    def _keep(self, slab: Slab) -> GraphNode:
         with SIGINT_HELD:
             try:
                 return self._dispatcher.add_memory(self._run, slab)
@@ -440,7 +440,7 @@ class Orchestrator:
         if task.args is None and not task.group:  # what there are most of
             return TaskRef(self._dispatcher, self._add(task, [], producers))
         outputs: list[torch.Tensor] = []
-        output_nodes: list[Node] = []
+        output_nodes: list[GraphNode] = []
         copies: dict[int, torch.Tensor] = {}
 
         def output(blank: torch.Tensor) -> torch.Tensor:
@@ -471,7 +471,7 @@ class Orchestrator:
             raise
         return TaskRef(self._dispatcher, node, tuple(outputs))
 
-    def _producers(self, after: Iterable[TaskRef]) -> list[Node]:
+    def _producers(self, after: Iterable[TaskRef]) -> list[GraphNode]:
         producers = []
         for ref in listed("after", after, _AFTER):
             expect("after", ref, TaskRef, _AFTER)
@@ -480,7 +480,7 @@ class Orchestrator:
             producers.append(ref._node)
         return producers
 
-    def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[Node]) -> Node:
+    def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[GraphNode]) -> GraphNode:
         give_up = math.inf if self._ring_timeout is None else time.monotonic() + self._ring_timeout
         definition = task.members[0].definition
         assert definition is not None
@@ -492,8 +492,8 @@ class Orchestrator:
                         raise ValueError(f"{definition.name} was unregistered while a task of it was submitted")
                     node = self._dispatcher.submit(self._run, task, definition.name, accesses, producers)
                     self._scopes[-1].append(node)
-                    found = self._run.hazards.take() if self._run.hazards is not None else ()
-                for text in found:
+                    hazards = self._run.hazards.take() if self._run.hazards is not None else ()
+                for text in hazards:
                     warnings.warn(text, HazardWarning, stacklevel=4)
                 return node
             except RingFull:

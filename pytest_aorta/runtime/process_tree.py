@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,14 +40,14 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int | None) -> None:
-    """Have the kernel SIGKILL this process when its parent, process ``parent``, ends; ``None`` takes that back."""
+    """Let the kernel SIGKILL this process when its parent, process ``parent``, ends; ``None`` revokes that."""
     _libc.prctl(PR_SET_PDEATHSIG, 0 if parent is None else signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 
 
 def disregard(numbers: Iterable[int]) -> dict[int, Any]:
-    """Do nothing at these signals, and execute programs with the default; what was done before."""
+    """Ignore these signals here (programs that are executed get the default); return the earlier handlers."""
     before = {}
     for number in numbers:
         if signal.getsignal(number) is not None:  # else set by C code
@@ -54,34 +55,37 @@ def disregard(numbers: Iterable[int]) -> dict[int, Any]:
     return before
 
 
+def _psutil() -> ModuleType:
+    """Imported when it is needed: children of a trial use this file where psutil may not be installed."""
+    import psutil
+
+    return psutil
+
+
 def children_of_self() -> list[int]:
     """Pids of this process's direct children, adopted ones included."""
     try:
         return list(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        import psutil
-
-        return [child.pid for child in psutil.Process().children()]
+        return [child.pid for child in _psutil().Process().children()]
 
 
 def tree(roots: Iterable[int]) -> list[int]:
     """``roots`` and all their descendants that still exist."""
-    import psutil
-
-    found: dict[int, None] = {}
+    pids: dict[int, None] = {}
     for root in roots:
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(root)
-            found[root] = None
+        with contextlib.suppress(_psutil().Error):
+            process = _psutil().Process(root)
+            pids[root] = None
             for descendant in process.children(recursive=True):
-                found[descendant.pid] = None
-    return list(found)
+                pids[descendant.pid] = None
+    return list(pids)
 
 
 class Family:
-    """Processes and their descendants. Each is known from when it was first seen, also after its parent has ended.
+    """Processes and their descendants, including orphans that were seen before their parents ended.
 
-    ``roots`` gives the processes to begin with; it is asked again and again.
+    ``roots`` returns the pids to begin with; it is called again and again.
     """
 
     def __init__(self, roots: Callable[[], Iterable[int]]) -> None:
@@ -89,27 +93,23 @@ class Family:
         self._seen: dict[int, psutil.Process] = {}
 
     def members(self) -> list[int]:
-        import psutil
-
         for pid in tree(self._roots()):
-            with contextlib.suppress(psutil.Error):
-                self._seen.setdefault(pid, psutil.Process(pid))
-        found = []
+            with contextlib.suppress(_psutil().Error):
+                self._seen.setdefault(pid, _psutil().Process(pid))
+        pids = []
         for pid, process in self._seen.items():
-            with contextlib.suppress(psutil.Error):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(pid)
-        return found
+            with contextlib.suppress(_psutil().Error):
+                if process.is_running() and process.status() != _psutil().STATUS_ZOMBIE:
+                    pids.append(pid)
+        return pids
 
 
 def describe(pid: int, *, state: bool = False) -> str:
-    """Name and pid, for messages; ``state``: what the kernel says that it does (``disk-sleep``: uninterruptible)."""
-    import psutil
-
+    """Name and pid, for messages; ``state``: adds the kernel's state (``disk-sleep``: uninterruptible)."""
     try:
-        process = psutil.Process(pid)
+        process = _psutil().Process(pid)
         return f"{process.name()} (pid {pid}{', ' + process.status() if state else ''})"
-    except psutil.Error:
+    except _psutil().Error:
         return f"pid {pid}"
 
 
@@ -134,7 +134,7 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def request_stacks(pids: Iterable[int], settle: float = 0.2) -> None:
-    """Ask every process that listens for its stacks, and give the last dump ``settle`` seconds to be written.
+    """Ask each process with a handler for its stacks; give the last dump ``settle`` seconds to be written.
 
     One after the other: they write to the same file, each dump in many small pieces. The signal may wake a process from
     a system call, and what it does then may wake others, so all are stopped first, and go on each with its own dump.
@@ -202,13 +202,13 @@ def tagged_processes(*tags: str) -> list[int]:
 
     Finds what a dead zygote could no longer adopt.
     """
-    wanted, found = {f"{VARIABLE}={tag}".encode() for tag in tags}, []
+    wanted, tagged = {f"{VARIABLE}={tag}".encode() for tag in tags}, []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 if not wanted.isdisjoint(Path(entry.path, "environ").read_bytes().split(b"\0")):
-                    found.append(int(entry.name))
-    return found
+                    tagged.append(int(entry.name))
+    return tagged
 
 
 #: Seconds that a native thread may need to end after ``join()`` has returned.
@@ -218,7 +218,7 @@ _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
 def reasons_against_forking() -> list[str]:
-    """What makes a fork of this process unsafe, as short phrases; empty when nothing does.
+    """Short phrases that say why a fork of this process is unsafe; empty if it is safe.
 
     A thread's locks and a GPU's context do not survive a fork. An OpenMP pool counts: after a fork, GNU OpenMP hangs in
     the child.
@@ -237,13 +237,13 @@ def reasons_against_forking() -> list[str]:
 
 
 def native_threads() -> int:
-    """How many threads of this process libraries have started that may hold a lock when it is forked.
+    """The number of threads that libraries started, and that may hold a lock during a fork.
 
     The pool of OpenBLAS does not count: its fork handler ends it, before each fork, until it is used again. It would be
     wrong to count the threads that OpenBLAS could have instead: after a fork, it has none.
     """
     give_up = None
-    while (found := len(os.listdir("/proc/self/task")) - threading.active_count()) > 0:
+    while (threads := len(os.listdir("/proc/self/task")) - threading.active_count()) > 0:
         if give_up is None:
             _run_fork_handlers()
             give_up = time.monotonic() + _SETTLE
@@ -251,7 +251,7 @@ def native_threads() -> int:
             break
         else:
             time.sleep(0.01)
-    return found
+    return threads
 
 
 def _run_fork_handlers() -> None:
@@ -267,15 +267,15 @@ def _run_fork_handlers() -> None:
 
 def open_gpu_devices() -> list[str]:
     """Files of GPU drivers that this process has open."""
-    found = set()
+    devices = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(descriptor)
         except OSError:
             continue
         if target.startswith(_GPU_DEVICES):
-            found.add(target)
-    return sorted(found)
+            devices.add(target)
+    return sorted(devices)
 
 
 #: Seconds between two looks at a child during a wait for its end.
@@ -319,7 +319,7 @@ class Fork:
 
 
 def exit_code(pid: int, flags: int = os.WNOHANG) -> int | None:
-    """Of a child of this process, as ``Fork.poll``; without ``flags``, once it has ended."""
+    """Exit code of a child, as in ``Fork.poll``; without ``flags``, waits for its end."""
     try:
         ended, status = os.waitpid(pid, flags)
     except ChildProcessError:

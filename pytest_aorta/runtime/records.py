@@ -47,7 +47,7 @@ class TaskFailure:
     pickled: bytes = field(default=b"", repr=False, compare=False)
 
     def exception(self) -> Exception | None:
-        """The exception that was raised, of its own type, with its traceback as text; ``None`` if it cannot be made."""
+        """The original exception, with its traceback as text; ``None`` if it cannot be unpickled."""
         try:
             error = pickle.loads(self.pickled)
         except Exception:  # its own methods may raise anything
@@ -58,7 +58,7 @@ class TaskFailure:
         return error
 
     def at(self, place: str) -> TaskFailure:
-        """The same, seen from one level above."""
+        """This failure with the name of an endpoint in front, for the level above."""
         return replace(self, message=f"{place}: {self.message}"[:MAX_MESSAGE])
 
 

@@ -1,4 +1,4 @@
-"""Tensors in memory that several processes share: which can be passed, what names their memory, how others map it.
+"""Tensors in shared memory: which ones tasks accept, how memory is identified, how other processes map it.
 
 Towards a process of this host, a tensor goes as a view of shared memory: that process opens the memory by the
 descriptor that torch keeps here. Towards another host it goes by value. The private parts of torch that this needs are
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.graph import Footprint, Node
+from pytest_aorta.runtime.graph import Footprint, GraphNode
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def check_kind(tensor: object) -> torch.Tensor:
 
 
 def check_writable(tensor: torch.Tensor, what: str) -> None:
-    """Raise ``ValueError`` for a tensor that a task could not write for others to see; ``what`` names the tag."""
+    """Raise ``ValueError`` for a tensor whose writes others would not see; ``what`` names the tag."""
     if not tensor.numel():
         return
     storage = tensor.untyped_storage()
@@ -123,7 +123,7 @@ class Slab:
     offset: int
     size: int
     #: Of the graph: held by the scope in which it was allocated, and by the tasks that use it.
-    node: Node | None = None
+    node: GraphNode | None = None
     #: Whether no task uses it any more; whether no tensor does.
     released: bool = False
     dropped: bool = False
@@ -153,11 +153,11 @@ _numbers = itertools.count()
 
 def storage_id(storage: torch.UntypedStorage) -> int:
     # torch keeps the Python object of a storage for as long as its memory lives.
-    found: int | None = vars(storage).get("_aorta_number")
-    if found is None:
-        found = vars(storage).setdefault("_aorta_number", next(_numbers))
+    number: int | None = vars(storage).get("_aorta_number")
+    if number is None:
+        number = vars(storage).setdefault("_aorta_number", next(_numbers))
         _mappings.add(storage)
-    return found
+    return number
 
 
 def slab_of(tensor: torch.Tensor) -> Slab | None:
@@ -167,7 +167,7 @@ def slab_of(tensor: torch.Tensor) -> Slab | None:
 
 
 class _Mappings:
-    """Storages that tasks were given, by their addresses: NumPy, DLPack make others over the same bytes."""
+    """Storages of tasks by address, because NumPy and DLPack make new storages over the same bytes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -194,17 +194,17 @@ class _Mappings:
         with self._lock:
             self._forget_dead()
             place = bisect.bisect_right(self._starts, address) - 1
-            found: torch.UntypedStorage | None = self._storages[self._starts[place]]() if place >= 0 else None
-            if found is None or not 0 <= address - found.data_ptr() < found.nbytes():
+            storage: torch.UntypedStorage | None = self._storages[self._starts[place]]() if place >= 0 else None
+            if storage is None or not 0 <= address - storage.data_ptr() < storage.nbytes():
                 return None
-            return found
+            return storage
 
 
 _mappings = _Mappings()
 
 
 def original(tensor: torch.Tensor) -> torch.Tensor:
-    """The same view of the memory that tasks know; the tensor itself, where its bytes are no such memory."""
+    """The same view over the storage that tasks know, or the tensor itself if its bytes are in no such storage."""
     own = tensor.untyped_storage()
     if own.is_shared() or "_aorta_part" in vars(own) or not tensor.numel():
         return tensor
@@ -300,7 +300,7 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def overwrite(tensor: torch.Tensor, content: torch.Tensor) -> None:
-    """Give a tensor the content of another one of its shape and type, whatever autograd says of it."""
+    """Copy the content of a tensor of the same shape and type, bypassing autograd."""
     if tensor.numel():
         _byte_view(tensor).copy_(_byte_view(content))
 
@@ -312,14 +312,14 @@ View = tuple["tuple[int, int, int] | None", int, tuple[int, ...], tuple[int, ...
 
 
 class SharedViews:
-    """The submitting side: which storages one process may have mapped. It keeps none of them alive."""
+    """Sender's record of storages that one process may have mapped; keeps none of them alive."""
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[Any]] = {}
         self._dead: deque[int] = deque()
 
     def view(self, tensor: torch.Tensor) -> View | ByValue:
-        """What the other process needs to make the same view while this one has the tensor; or its content."""
+        """A message from which the other process rebuilds the view, or a copy of small content."""
         offset, layout = int(tensor.storage_offset()), (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
         if not tensor.numel():
             return (None, offset, *layout)
@@ -355,7 +355,7 @@ class SharedViews:
 
 
 class MappedStorages:
-    """The other side: storages of the process ``owner`` by their numbers."""
+    """Receiver's mapped storages of the process ``owner``, by number."""
 
     def __init__(self, owner: int) -> None:
         self._owner = owner
@@ -444,7 +444,7 @@ class _Ring:
 
     @property
     def held(self) -> int:
-        """Bytes that only tensors of the user keep."""
+        """Bytes kept only by the user's tensors."""
         return sum(slab.size for slab in self._slabs if slab.released and not slab.dropped)
 
 
@@ -464,10 +464,12 @@ class Heap:
         self._closed = False
         self._buffers: dict[int, Any] = {}
 
-    def in_use(self, ring: int) -> int:
+    def in_use(self) -> tuple[int, ...]:
+        """Bytes in use of each ring."""
         with self._changed:
-            self._rings[ring].reclaim()
-            return self._rings[ring].used
+            for ring in self._rings:
+                ring.reclaim()
+            return tuple(ring.used for ring in self._rings)
 
     def allocate(self, blank: torch.Tensor, depth: int) -> tuple[torch.Tensor, Slab]:
         """A tensor of the shape and type of ``blank`` whose content is undefined; waits while its ring is full.

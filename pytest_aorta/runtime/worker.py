@@ -1,4 +1,4 @@
-"""A worker: what it is made of, what is registered with it, the runs that it is given; and its processes."""
+"""A worker: its structure, registered callables, runs and processes."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Worker:
         return f"<Worker level={spec.level}{described}: {self._state.name}>"
 
     def spec(self, above: Callables | None = None) -> WorkerSpec:
-        """What another process needs to build this worker, as of now; ``above`` is of the worker above it."""
+        """A specification from which another process builds this worker; ``above``: callables of the level above."""
         callables = self.callables.copy(above)
         children = tuple((child.spec(callables), host) for child, host in self.children)
         return replace(self._arguments, callables=callables, children=children)
@@ -259,6 +259,16 @@ class Worker:
         if not eligible or not eligible <= known:
             raise error(f"a callable is registered for workers {sorted(eligible)}, but there are {sorted(known)}")
 
+    @property
+    def unfinished(self) -> int:
+        """Tasks of all runs that have not ended, or whose tensors are still kept for later ones."""
+        return self._dispatcher.graph.live if self._process is not None else 0
+
+    @property
+    def memory_in_use(self) -> tuple[int, ...]:
+        """Bytes in use of each ring of ``heap_ring_size``."""
+        return self._heap.in_use() if self._process is not None else ()
+
     # Life cycle
 
     @property
@@ -288,12 +298,12 @@ class Worker:
             self._state = WorkerState.INITIALIZING
             if self._owner is None:
                 self._owner = threading.current_thread()
-            self._process = os.getpid()
             for child, _ in self.children:
                 child._state = WorkerState.DELEGATED
             spec = self._arguments
             self._dispatcher = Dispatcher(f"level {spec.level} worker", spec.grace, spec.allowed_failures)
             self._heap = Heap(spec.heap_ring_size)
+            self._process = os.getpid()
             self._processes = ChildProcesses(self._dispatcher, self.callables, self.spec, self.seed)
             self._dispatcher.release_slab = self._heap.release
             self._dispatcher.run_ended = self._processes.run_ended
@@ -390,7 +400,7 @@ class Worker:
         fail_fast: bool = False,
         opened: Callable[[RunHandle], object] = lambda handle: None,
     ) -> RunHandle:
-        """``submit``, also for a task of the worker above; ``opened`` is called with the run before ``orch_fn``."""
+        """As ``submit``, also for tasks of the level above; calls ``opened`` with the run before ``orch_fn``."""
         spec = self._arguments
         with SIGINT_HELD:
             run = self._dispatcher.open_run(
@@ -435,7 +445,7 @@ PATIENCE = 5.0
 
 
 class ChildProcesses:
-    """All endpoints of a worker; ``describe`` gives its specification, with all that is registered at the moment."""
+    """All endpoints of a worker; ``describe`` returns its current specification."""
 
     def __init__(
         self, dispatcher: Dispatcher, callables: Callables, describe: Callable[[], WorkerSpec], seed: Seed | None
@@ -451,7 +461,7 @@ class ChildProcesses:
         self._spec = ZygoteSpec(
             command=(sys.executable,),
             environ=dict(os.environ),
-            prepare="pytest_aorta.runtime.leaf:prepare",
+            prepare="pytest_aorta.runtime.leaf:import_torch",
             argument={"torch": expects_tensors()},
             run="pytest_aorta.runtime.leaf:serve",
             sys_path=tuple(entry or os.getcwd() for entry in sys.path),
@@ -462,12 +472,12 @@ class ChildProcesses:
         """Start everything at once, and wait until all is ready; raises ``StartupError``."""
         worker = self._describe()
         locks = self._lease_devices(worker.device_ids, give_up)
-        found = find_devices()
+        devices = find_devices()
         shares = _shares(worker)
         for index in range(worker.num_sub_workers):
             self._add_slot(TaskKind.SUB, index, f"sub_worker {index}", next(shares), {}, ())
         for index, device in enumerate(worker.device_ids):
-            variables = device_variables([device], found)
+            variables = device_variables([device], devices)
             self._add_slot(TaskKind.NEXT_LEVEL, index, f"slot {index}", next(shares), variables, (locks[device],))
         for index, (child, host) in enumerate(worker.children):
             self._add_child(index, child.level, host)
@@ -488,17 +498,17 @@ class ChildProcesses:
             raise StartupError(f"{names}: not ready in time; startup_timeout_s is too short")
 
     def _lease_devices(self, devices: Sequence[int], give_up: float) -> dict[int, int]:
-        """Lease devices, all or none: their ids, each with the descriptor of its lock, which its slot keeps open.
+        """Lease all devices or none; return the descriptor of each device's lock, which its slot keeps open.
 
-        What this process was handed by the one that started it counts as leased.
+        Leases inherited from the parent process count.
         """
         if not devices:
             return {}
         until = min(give_up, time.monotonic() + PATIENCE)
         try:
-            found = find_devices()
-            if not are_named_only(found):
-                choose_devices(tuple(devices), found)
+            present = find_devices()
+            if not are_named_only(present):
+                choose_devices(tuple(devices), present)
             inherited = Leases(devices).inherited()
             leases = Leases([device for device in devices if device not in inherited])
             looks = itertools.count()  # at least one, however late it is
@@ -609,7 +619,7 @@ class ChildProcesses:
 
 
 def expects_tensors() -> bool:
-    """Whether zygotes import torch: a second once, instead of in every process."""
+    """Whether zygotes import torch, which costs a second once instead of in every process."""
     return "torch" in sys.modules
 
 

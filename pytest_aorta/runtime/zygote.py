@@ -69,7 +69,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True)
 class StartLimits:
-    """How long the start of a zygote may take.
+    """Time limits for the start of a zygote.
 
     Attributes:
         load: seconds for ``ZygoteSpec.load``; ``None`` for no limit of its own.
@@ -84,7 +84,7 @@ class StartLimits:
 
 @dataclass(frozen=True)
 class PrefixFacts:
-    """What to know of a launcher prefix; its words may hold ``TAG_WORD``.
+    """Facts about a launcher prefix, whose words may hold ``TAG_WORD``.
 
     Attributes:
         restored: variables that are set again if the prefix passes none on.
@@ -165,7 +165,7 @@ class ZygoteError(Exception):
 
 
 class ZygoteTimeout(ZygoteError):
-    """Its start took longer than it may, and was ended.
+    """The start exceeded its limit and was ended.
 
     Attributes:
         limit: the seconds that have passed.
@@ -179,7 +179,7 @@ class ZygoteTimeout(ZygoteError):
 
 
 class ZygoteUnwanted(ZygoteError):
-    """Its start was ended because it was not waited for any more; this says nothing about what it was to prepare."""
+    """The start was cancelled because nobody waits for it; this says nothing about the preparation."""
 
 
 def exit_text(code: int) -> str:
@@ -240,7 +240,7 @@ class Task:
 
     @property
     def pid(self) -> int:
-        """Of the child; waits until that is forked.
+        """The pid of the child; waits until it is forked.
 
         Raises:
             ZygoteError: it is not.
@@ -315,11 +315,10 @@ class Task:
         return channel
 
     def kill(self, grace: float, also: Sequence[int] = ()) -> None:
-        """End all its processes: SIGTERM, ``grace`` seconds, SIGKILL; before, if it has a file for them, their stacks.
+        """End all its processes: SIGTERM, ``grace`` seconds, SIGKILL. First take their stacks, if a file waits.
 
-        ``also``: processes elsewhere that are asked for their stacks, too.
-
-        Again while that lasts: with the shorter of both graces. After the end: nothing happens.
+        ``also``: other processes to ask for stacks. A second call meanwhile shortens the grace; a call after the end
+        does nothing.
         """
         self._server.wake()
         with contextlib.suppress(OSError):
@@ -332,10 +331,9 @@ class Task:
 
 
 class LentFork(process_tree.Fork):
-    """A task in a fork of a zygote that another process owns, and has lent to this one (``Zygote.lend``).
+    """A task in a fork of a zygote that another process owns and lent to this one (``Zygote.lend``).
 
-    Its end is known from the zygote, which is its parent; the end of this process is the end of the task. ``swept``:
-    the processes that it had left behind, once it has ended.
+    The zygote, its parent, reports its end. The task ends with this process. ``swept``: processes it left.
 
     Args:
         zygote: what was lent.
@@ -360,7 +358,7 @@ class LentFork(process_tree.Fork):
         super().__init__(report["pid"])
 
     def look(self) -> int | None:
-        """Its exit code, once nothing of it is left."""
+        """The exit code, once all its processes are gone; else ``None``."""
         if not self._fate.poll():
             return None
         report = self._fate.receive()
@@ -396,7 +394,7 @@ class PrefixSocket:
         return self._listener.fileno()
 
     def arguments(self) -> list[str]:
-        """What ``zygote_entry`` needs: the socket, and the tag."""
+        """Arguments for ``zygote_entry``: the socket and the tag."""
         return [str(self._folder.path / _SOCKET_NAME), self._tag]
 
     def admit(self) -> None:
@@ -413,13 +411,13 @@ class PrefixSocket:
                     self._process = os.pidfd_open(pid)  # fails for pid 0, of a namespace that cannot be seen from here
 
     def kill(self) -> None:
-        """SIGKILL for the process that has connected. The end of a prefix need not be that of what it has started."""
+        """SIGKILL the process that has connected, which may outlive its prefix."""
         if self._process is not None:
             with contextlib.suppress(OSError):  # gone, or of another user
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def hang_up(self) -> None:
-        """Let nothing connect any more, and let the end of the zygote be the end of the channel."""
+        """Refuse further connections; the channel then ends with the zygote."""
         self._listener.close()
         self._far.close()
         self._folder.close()
@@ -436,7 +434,7 @@ class PrefixSocket:
 
 
 class Seed(process_tree.Fork):
-    """A fork of this process from before it had a thread: it becomes a zygote without starting an interpreter.
+    """A fork of this process, made before it had threads; it becomes a zygote without starting an interpreter.
 
     It is used by the first zygote of the same environment.
 
@@ -466,7 +464,7 @@ class Seed(process_tree.Fork):
         theirs.close()
 
     def fits(self, spec: ZygoteSpec) -> bool:
-        """Whether it is what the specification asks for; what is missing in ``sys.path`` is added there."""
+        """Whether this process fits a specification; adds missing entries to ``sys.path``."""
         return not self.used and not spec.has_prefix and dict(spec.environ) == self.environ
 
     def close(self) -> None:
@@ -715,7 +713,7 @@ class Zygote:
         return Task(self, channel, fate, gives_stacks=stacks is not None)
 
     def lend(self) -> Channel:
-        """What another process orders forks with, see ``LentFork``; to be handed over, and closed here.
+        """A socket with which another process orders forks, see ``LentFork``; hand it over, then close it here.
 
         Raises:
             ZygoteError: the zygote is gone.
@@ -753,7 +751,7 @@ class Zygote:
             return -signal.SIGKILL
 
     def death(self) -> ZygoteError:
-        """The error to raise when it has gone; ends what it can no longer end."""
+        """The error to raise once the zygote is gone; ends the processes that it left."""
         with self._dying:  # which the threads of all its tasks find out at the same time
             if self._death is None:
                 if self._ending:

@@ -81,7 +81,7 @@ def main(fd: int, parent: int) -> None:
     info, against, run = {}, [], None
     try:
         if not order["fresh"]:
-            info = prepare(order, control.send)
+            info = load_and_prepare(order, control.send)
             against = process_tree.reasons_against_forking()
             run = resolve_name(order["run"])
     except BaseException as error:
@@ -103,10 +103,10 @@ def main(fd: int, parent: int) -> None:
     ForkServer(control, order, run, owner).serve()
 
 
-def prepare(order: Message, report: Callable[[Mapping[str, Any]], object]) -> Any:
-    """Load, then prepare; what ``ZygoteSpec.prepare`` returns. ``report`` receives when the loading begins and ends.
+def load_and_prepare(order: Message, report: Callable[[Mapping[str, Any]], object]) -> Any:
+    """Run ``load`` and ``prepare`` of the specification; return the result of ``prepare``.
 
-    Our own imports are not part of it: the parent limits its time.
+    ``report`` receives the begin and end of ``load``, so that the parent can limit its time without our own imports.
     """
     prepare_it = resolve_name(order["prepare"])
     if order["load"] is not None:
@@ -137,7 +137,7 @@ def use_huge_pages() -> None:
 
 @dataclass(eq=False)
 class RunningTask:
-    """A child, and what is known of its end.
+    """A child and the state of its end.
 
     Attributes:
         pid: of the child.
@@ -297,7 +297,7 @@ class ForkServer:
         return pid, there
 
     def fork(self) -> int:
-        """``os.fork``; the child has nothing of this server, and no output that this process will write as well."""
+        """``os.fork``; the child drops the server's state and buffered output."""
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -323,7 +323,7 @@ class ForkServer:
     # The end of a task
 
     def hear(self, task: RunningTask) -> None:
-        """The parent wants a task to end, or has lost interest in it: its stacks, SIGTERM, SIGKILL after the grace."""
+        """End a task on order, or if the parent hung up: take stacks, SIGTERM, SIGKILL after the grace."""
         order = task.fate.receive()
         task.deaf = order is None
         grace = 0.0 if order is None else order["grace"]
@@ -487,7 +487,7 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
             os.sched_setaffinity(0, task["cores"])
         if run is None:
             try:
-                info = prepare(order, channel.send)
+                info = load_and_prepare(order, channel.send)
                 run = resolve_name(order["run"])
             except BaseException as error:
                 channel.send({"type": "failed", "error": describe_exception(error)})

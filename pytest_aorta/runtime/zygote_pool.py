@@ -1,4 +1,4 @@
-"""A pool of zygotes that are warm, and that several tasks share."""
+"""A pool of warm zygotes that tasks share."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class ZygotePool:
         limits: StartLimits = _LIMITS,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Zygote:
-        """A zygote, for all who ask for it; started by the first of them. Stays at least until it is released.
+        """The zygote of a specification, started by the first caller; it stays at least until it is released.
 
-        One that must not be forked has gone already; its ``info`` and ``against_forking`` say what is known.
+        A zygote that must not be forked has ended already; read its ``info`` and ``against_forking``.
 
         Args:
             spec: what it is started from.

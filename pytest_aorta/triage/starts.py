@@ -16,7 +16,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pytest_aorta.collectors.contract import FOLDER
-from pytest_aorta.collectors.divergence import Comparison, Place, Step, Trial, compare_trials, is_same, read_trial
+from pytest_aorta.collectors.divergence import (
+    FirstDifference,
+    Step,
+    StepTraces,
+    TraceComparison,
+    compare_trials,
+    is_same,
+    read_trial,
+)
 from pytest_aorta.common.texts import counted, first_names, format_ranges
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
@@ -144,7 +152,7 @@ class Traced:
 
     facts: TrialFacts
     folder: Path
-    trial: Trial
+    trial: StepTraces
 
 
 @dataclass(frozen=True)
@@ -156,11 +164,11 @@ class Divergence:
 
     key: CellKey
     trials: Mapping[str, Traced]
-    comparison: Comparison
+    comparison: TraceComparison
     of: CellKey | None = None
 
     @property
-    def first(self) -> tuple[Traced, Traced, Place] | None:
+    def first(self) -> tuple[Traced, Traced, FirstDifference] | None:
         """One that stands for the others, the one that differs from it first, and where."""
         found = self.comparison.first
         return None if found is None else (self.reference, self.trials[found[0]], found[1])
@@ -240,14 +248,14 @@ def divergences(
             yield Divergence(key, sides, compared, base)
 
 
-def _compare_cells(one: Trial, other: Trial, ends: tuple[int, int, int] | None) -> Comparison:
+def _compare_cells(one: StepTraces, other: StepTraces, ends: tuple[int, int, int] | None) -> TraceComparison:
     """Of trials that stand for two cells, before ``ends``: from there on trials of one cell differ among themselves."""
     found = compare_trials({"0": one, "1": other})
     is_told = found.first is None or ends is None or found.first[1].order < ends
-    return found if is_told else Comparison(["0", "1"])
+    return found if is_told else TraceComparison(["0", "1"])
 
 
-def _first_order(*comparisons: Comparison) -> tuple[int, int, int] | None:
+def _first_order(*comparisons: TraceComparison) -> tuple[int, int, int] | None:
     """Where trials first differ: number of the step, of the event in it, rank."""
     return min((place.order for each in comparisons for place in each.places.values()), default=None)
 
@@ -261,7 +269,7 @@ def compare_recorded(a: Sequence[Path], b: Sequence[Path]) -> str | None:
     return compare_sides(one, other) if one and other else None
 
 
-def compare_sides(a: Mapping[str, Trial], b: Mapping[str, Trial]) -> str:
+def compare_sides(a: Mapping[str, StepTraces], b: Mapping[str, StepTraces]) -> str:
     """Of the trials of a cell in A and in B, as far as those of each agree with each other."""
     inner = [compare_trials(side) for side in (a, b)]
     one, other = a[inner[0].equal[0]], b[inner[1].equal[0]]

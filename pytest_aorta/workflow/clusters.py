@@ -16,7 +16,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.recipe import Action, NonNegativeWhole, OneOf, PositiveWhole, Resources, Table, parse_tables
+from pytest_aorta.workflow.recipe import Action, JobResources, NonNegativeWhole, PositiveWhole
+from pytest_aorta.workflow.tables import OneOf, StrictTable, parse_tables
 
 _SIZE = re.compile(r"(\d+)([KMGT]?)B?")
 _MB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
@@ -32,10 +33,10 @@ def _one_line(text: str) -> str:
 
 
 def _megabytes(size: str) -> float:
-    found = _SIZE.fullmatch(size)
-    if found is None:
+    match = _SIZE.fullmatch(size)
+    if match is None:
         raise ValueError("expected a size such as 1970M or 5G")
-    return int(found[1]) * _MB[found[2]]
+    return int(match[1]) * _MB[match[2]]
 
 
 def _size(text: str) -> str:
@@ -64,7 +65,7 @@ class Identify(OneOf):
         return environ.get(name) == value
 
 
-class Partition(Table):
+class Partition(StrictTable):
     name: Line
     maximum_cpus_per_job: NonNegativeWhole | None = None
     require_cpus_multiple_of: PositiveWhole | None = None
@@ -89,7 +90,7 @@ class Partition(Table):
         names = {f"{name}_mb": name for name in ("memory_per_cpu", "memory_per_gpu")}
         return {names.get(key, key): f"{value}M" if key in names else value for key, value in content.items()}
 
-    def reasons_against(self, resources: Resources, directories: int) -> Iterator[str]:
+    def reasons_against(self, resources: JobResources, directories: int) -> Iterator[str]:
         cpus, gpus = resources.total_cpus(directories), resources.total_gpus(directories)
         if self.maximum_cpus_per_job is not None and cpus > self.maximum_cpus_per_job:
             yield f"at most {self.maximum_cpus_per_job} CPUs"
@@ -105,8 +106,8 @@ class Partition(Table):
             if asked > _megabytes(most):
                 yield f"at most {most} of memory per {what}, not {asked}M"
 
-    def warnings(self, resources: Resources, directories: int) -> Iterator[str]:
-        """What it would rather have, such as a number of CPUs that leaves no part of a node idle."""
+    def warnings(self, resources: JobResources, directories: int) -> Iterator[str]:
+        """Wishes of the partition that a job ignores, such as a CPU count that fills whole nodes."""
         cpus, gpus = resources.total_cpus(directories), resources.total_gpus(directories)
         if self.warn_cpus_not_multiple_of and cpus % self.warn_cpus_not_multiple_of:
             yield f"partition {self.name}: {cpus} CPUs are no multiple of {self.warn_cpus_not_multiple_of}"
@@ -116,8 +117,8 @@ class Partition(Table):
             if asked < _megabytes(most):
                 yield f"partition {self.name}: {asked}M of memory per {what} is asked for, and {most} would be there"
 
-    def _memory(self, resources: Resources) -> Iterator[tuple[str, int, str]]:
-        """What is asked for and limited: of which part, how many MB, and the limit."""
+    def _memory(self, resources: JobResources) -> Iterator[tuple[str, int, str]]:
+        """Limited amounts of memory: the part they are for, the MB asked for, and the limit."""
         memory = resources.memory
         for what, asked, most in (
             ("CPU", memory and memory.per_cpu_mb, self.memory_per_cpu),
@@ -127,8 +128,8 @@ class Partition(Table):
                 yield what, asked, most
 
 
-class Cluster(Table):
-    """A cluster. Ours are ``array_throttle``, how many jobs of an array run at a time, and ``maximum_array_size``."""
+class Cluster(StrictTable):
+    """A cluster. Not from Row: ``array_throttle`` (jobs of an array that run at a time), ``maximum_array_size``."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     identify: Identify
@@ -139,10 +140,10 @@ class Cluster(Table):
     array_throttle: PositiveWhole | None = None
     maximum_array_size: PositiveWhole = 1000
 
-    def choose_partition(self, name: str | None, resources: Resources, directories: int) -> Partition | None:
-        """The partition of this name, or the first that takes such a job and need not be asked for by its name.
+    def choose_partition(self, name: str | None, resources: JobResources, directories: int) -> Partition | None:
+        """The named partition, or the first one that accepts the job and may be selected automatically.
 
-        ``None`` for a cluster that names none: its default one.
+        ``None`` means the scheduler's default, where the cluster defines no partitions.
         """
         if not self.partition:
             return Partition(name=name) if name is not None else None
@@ -167,19 +168,19 @@ class Cluster(Table):
         )
 
 
-class ClustersTable(Table):
+class ClustersTable(StrictTable):
     cluster: tuple[Cluster, ...] = ()
 
 
-class Launcher(Table):
-    """What a command begins with: each part that is set, followed by its number, in this order."""
+class Launcher(StrictTable):
+    """The words in front of a command: each part that is set, followed by its number, in this order."""
 
     executable: Line | None = None
     processes: Line | None = None
     threads_per_process: Line | None = None
     gpus_per_process: Line | None = None
 
-    def words(self, resources: Resources, directories: int) -> str:
+    def words(self, resources: JobResources, directories: int) -> str:
         numbers = (
             (self.processes, resources.total_processes(directories)),
             (self.threads_per_process, resources.threads_per_process),
@@ -190,7 +191,7 @@ class Launcher(Table):
 
 
 def launcher_prefix(action: Action, directories: int, launchers: Mapping[str, Launcher]) -> str:
-    """The launchers of an action, in their order, with the numbers of a job over so many directories."""
+    """The words of an action's launchers, in order, for a job over this many directories."""
     names, resources = action.table.launchers, action.table.resources
     unknown = [name for name in names if name not in launchers]
     if unknown:
@@ -209,38 +210,38 @@ def launcher_prefix(action: Action, directories: int, launchers: Mapping[str, La
 
 @dataclass(frozen=True)
 class Configuration:
-    """All files that say something of clusters; the first of ``folders`` that names something counts."""
+    """All files on clusters and launchers. The first of ``folders`` that defines a name wins."""
 
     folders: Sequence[Path]
 
     @classmethod
     def of_project(cls, root: Path, environ: Mapping[str, str] = os.environ) -> Configuration:
-        """That of a recipe's folder, with the user's: ``~/.config/pytest-aorta``, or as ``XDG_CONFIG_HOME`` says."""
+        """Files in a recipe's folder, then in the user's: ``~/.config/pytest-aorta``, or in ``XDG_CONFIG_HOME``."""
         home = environ.get("HOME", os.path.expanduser("~"))
         return cls((root, Path(environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config"), "pytest-aorta")))
 
     @cached_property
     def clusters(self) -> tuple[Cluster, ...]:
-        """In the order in which they are tried."""
-        found: list[Cluster] = []
+        """All clusters, in the order of their trial."""
+        clusters: list[Cluster] = []
         for file, text in self._texts("clusters.toml"):
-            found += parse_tables(ClustersTable, text, file).cluster
-        return tuple(found)
+            clusters += parse_tables(ClustersTable, text, file).cluster
+        return tuple(clusters)
 
     @cached_property
     def launchers(self) -> Mapping[str, Mapping[str, Launcher]]:
-        """Launcher to cluster to what it says there."""
-        found: dict[str, dict[str, Launcher]] = {}
+        """Definitions by launcher and cluster."""
+        launchers: dict[str, dict[str, Launcher]] = {}
         for file, text in reversed(self._texts("launchers.toml")):
             for name, by_cluster in parse_tables(dict[str, dict[str, Launcher]], text, file).items():
-                found[name] = {**found.get(name, {}), **by_cluster}
-                if _DEFAULT not in found[name]:
+                launchers[name] = {**launchers.get(name, {}), **by_cluster}
+                if _DEFAULT not in launchers[name]:
                     missing = f"[{name}.{_DEFAULT}]"
                     raise RecipeError(f"launcher {name!r} has no table {missing}, which other clusters use", file)
-        return found
+        return launchers
 
     def cluster(self, name: str | None, environ: Mapping[str, str] = os.environ) -> Cluster:
-        """The cluster of this name; without one, the first that this host is recognised as."""
+        """The named cluster; without a name, the first that identifies this host."""
         if name is None:
             return next(cluster for cluster in self.clusters if cluster.identify.matches(environ))  # at least ``none``
         for cluster in self.clusters:
@@ -253,14 +254,14 @@ class Configuration:
         return {name: by_cluster.get(cluster, by_cluster[_DEFAULT]) for name, by_cluster in self.launchers.items()}
 
     def _texts(self, name: str) -> list[tuple[Path, str]]:
-        found = []
+        texts = []
         for folder in self.folders:
             file = folder / name
             try:
-                found.append((file, file.read_text(encoding="utf-8")))
+                texts.append((file, file.read_text(encoding="utf-8")))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, UnicodeDecodeError) as error:
                 raise RecipeError(f"cannot be read: {error}", file) from error
         built_in = Path(__file__).with_name(name)
-        return [*found, (built_in, built_in.read_text(encoding="utf-8"))]
+        return [*texts, (built_in, built_in.read_text(encoding="utf-8"))]

@@ -1,4 +1,4 @@
-"""Where the recipe of a folder is, found without reading it, and what is wrong with a recipe."""
+"""Finding the recipe of a folder without reading it, and errors of recipes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES_OF_ROW = ("workflow.toml", "clusters.toml", "launchers.toml")
 
 
 class UnknownKey(UserWarning):
-    """A key that nothing is known of."""
+    """A file of Row's has a key that this version does not know."""
 
 
 def is_sweep(file: Path) -> bool:
@@ -30,7 +30,7 @@ def is_sweep(file: Path) -> bool:
 
 
 class RecipeError(RequestError):
-    """A recipe that cannot be carried out: the bad value, what would be valid, and where it stands."""
+    """A recipe is not valid. The message has the file, the line, the bad value and the valid ones."""
 
     def __init__(self, message: str, file: Path | None = None, line: int | None = None) -> None:
         place = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "

@@ -1,4 +1,4 @@
-"""The units of an action in groups, of which each is one job, and the runs of a command on them."""
+"""Groups of an action's units, one job each, and the runs of a command on them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from pytest_aorta.common.conditions import Json, element, sorted_by
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.recipe import Action, Group, Recipe, Resources, takes_all
+from pytest_aorta.workflow.recipe import Action, Group, JobResources, Recipe, takes_all
 
 #: A directory's name to its value.
 ValueOf = Callable[[str], Json]
 
 
 def included(group: Group, directories: Sequence[str], value_of: ValueOf) -> list[str]:
-    """The directories that any of the selectors selects; all where there are none."""
+    """The directories that match any selector; all directories without selectors."""
     if not group.include:
         return list(directories)
     return [name for name in directories if any(one.selects(value_of(name), name) for one in group.include)]
@@ -34,9 +34,9 @@ def grouped(
     *,
     of_trials: bool = False,
 ) -> Iterator[list[str]]:
-    """Groups of the given directories: sorted by name, then by key, split where keys differ, then by size.
+    """Sort directories by name, then by key; split them into groups where keys differ, then by size.
 
-    ``is_left``: whether a directory is still to be in one; asked only as far as groups are taken.
+    ``is_left``: whether to put a directory into a group; called only for groups that the caller takes.
 
     ``of_trials``: the directories are trials, ``CELL/INDEX``. They are sorted by rounds instead of names, and each
     group gets as many trials of each cell as any other, unless there are keys to sort by: a group runs on a node of its
@@ -63,7 +63,7 @@ def grouped(
 
 
 def _round(unit: str) -> tuple[int, str]:
-    """By this, trials are in rounds, within which the order of the cells is by chance, and always the same."""
+    """Sort key: trials in rounds, with the cells of a round in an order that is random but reproducible."""
     return int(unit.rpartition("/")[2]), hashlib.sha256(unit.encode()).hexdigest()
 
 
@@ -88,7 +88,7 @@ FIRST_WAVE = 8
 
 
 def next_wave(units: Sequence[str], size: int | None, over: int) -> list[str]:
-    """Of trials ``CELL/INDEX`` those that are to run before it is looked at again whether all cells are decided.
+    """The trials ``CELL/INDEX`` to run before the next check whether all cells are decided.
 
     As many as are ``over``, so that there are few waves, and at most twice as many trials run as one after the other
     would. ``size``: of the largest group, which decides by itself as it goes; without it, all are one wave.
@@ -103,7 +103,7 @@ def _hashable(key: Json) -> object:
 
 
 def whole_groups(action: Action, units: Sequence[str], value_of: ValueOf) -> list[list[str]]:
-    """The groups that all included units of an action form."""
+    """The groups of all units that an action includes, complete or not."""
     group = action.table.group
     return list(grouped(group, included(group, units, value_of), value_of, of_trials=action.is_matrix))
 
@@ -125,7 +125,7 @@ class CommandUnit:
 
 
 def command_units(recipe: Recipe, action: Action, units: Sequence[str], value_of: ValueOf) -> Iterator[CommandUnit]:
-    """The runs of one command, in the order of their groups."""
+    """The runs of a command, in the order of their groups."""
     try:
         names = included(action.table.group, units, value_of)
         groups = grouped(action.table.group, names, value_of)
@@ -148,11 +148,11 @@ def command_units(recipe: Recipe, action: Action, units: Sequence[str], value_of
 
 
 def action_variables(
-    action: str, resources: Resources, directories: int, workspace: Path, cluster: str
+    action: str, resources: JobResources, directories: int, workspace: Path, cluster: str
 ) -> dict[str, str]:
-    """The variables of a job over so many directories, as Row has them; without those of what it does not ask for."""
+    """Row's variables for a job over this many directories, without those for resources that it does not ask for."""
     minutes = math.ceil(resources.total_walltime(directories) / timedelta(minutes=1))
-    found: dict[str, int | str | None] = {
+    variables: dict[str, int | str | None] = {
         "ACTION_CLUSTER": cluster,
         "ACTION_NAME": action,
         "ACTION_WORKSPACE_PATH": str(workspace),
@@ -162,4 +162,4 @@ def action_variables(
         "ACTION_THREADS_PER_PROCESS": resources.threads_per_process,
         "ACTION_GPUS_PER_PROCESS": resources.gpus_per_process,
     }
-    return {name: str(value) for name, value in found.items() if value is not None}
+    return {name: str(value) for name, value in variables.items() if value is not None}

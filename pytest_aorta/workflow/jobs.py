@@ -1,4 +1,4 @@
-"""Submitted jobs, and what has become of them.
+"""Submitted jobs and their ends.
 
 Each submission has a folder beside the recipe, ``.aorta/jobs/NAME``, with ``job.json`` and the script. The folder is
 on disk before the scheduler is asked, and the scheduler knows the job by the same name, which no other has: so an
@@ -33,14 +33,14 @@ _NUMBER_WITHIN = 300.0
 
 
 def log_of(task: int) -> str:
-    """The file in the folder of a job to which a task appends what happens."""
+    """The log of a task, in the folder of its job."""
     return f"task-{task}.log"
 
 
-class Task(BaseModel):
-    """What one job, or one task of an array, works on, and what the scheduler has said of it.
+class JobTask(BaseModel):
+    """The units of a job, or of one task of an array, and the last state that the scheduler reported.
 
-    ``keys``: of commands, what a completion of each unit is of, see ``Project.key_of``.
+    ``keys``: for commands, the version of each unit, see ``Project.key_of``.
     """
 
     units: tuple[str, ...]
@@ -66,7 +66,7 @@ class Job(BaseModel):
     scheduler: str
     action: str
     recipe: str
-    tasks: list[Task]
+    tasks: list[JobTask]
     created: float = Field(default_factory=time.time)
     number: str | None = None
     refused: str | None = None
@@ -85,7 +85,7 @@ class Job(BaseModel):
         if self.printed is None:
             return self.folder / f"output-{task}.txt"
         known = {"%j": self.identity(task), "%A": self.number or "", "%a": str(task), "%x": self.name}
-        return self.folder.parents[2] / re.sub("%[jAax]", lambda found: known[found[0]], self.printed)
+        return self.folder.parents[2] / re.sub("%[jAax]", lambda match: known[match[0]], self.printed)
 
     def tasks_of(self, action: str, unit: str) -> list[int]:
         """The tasks that work on a unit of an action."""
@@ -98,23 +98,23 @@ class Job(BaseModel):
         return self.tasks[task].state or TaskState(state=unknown)
 
     def identity(self, task: int) -> str:
-        """The number of a task as SLURM has it, ``12`` or ``12_3``; the name where no number is known."""
+        """SLURM's number of a task, ``12`` or ``12_3``; the job's name while the number is unknown."""
         number = self.number or self.name
         return f"{number}_{task}" if len(self.tasks) > 1 else number
 
     def save(self) -> None:
-        """Write it; once it has ended, a file ``over`` says so to those who look for open jobs. Raises ``OSError``."""
+        """Write ``job.json``, and an empty file ``over`` once all tasks have ended. Raises ``OSError``."""
         write_text(self.folder / "job.json", self.model_dump_json(indent=1) + "\n")
         if not self.is_open:
             (self.folder / "over").touch()
 
     def forbid(self, tasks: Iterable[int] | None = None) -> None:
-        """Have tasks, all by default, do nothing if they begin from now on."""
+        """Make these tasks (default: all) exit at once if they start later."""
         for task in range(len(self.tasks)) if tasks is None else tasks:
             (self.folder / f"over-{task}").touch()
 
     def noted(self, word: str, task: int) -> list[str]:
-        """What follows a word in the log of a task.
+        """The rest of each line in the log of a task that begins with ``word``.
 
         ``started`` and a trial; ``began``, the number of a command, and a host; ``status`` of one; ``stopped``.
         """
@@ -125,22 +125,22 @@ class Job(BaseModel):
         return []
 
     def has_ended_by_itself(self, task: int) -> bool:
-        """Whether the last command that a task has begun has ended, if any, and it was not asked to end."""
+        """Whether no command of a task was interrupted: the last one ended, and nobody asked the task to stop."""
         began = self.noted("began", task)
         has_ended = not began or int(began[-1].partition(" ")[0]) in self.command_statuses(task)
         return has_ended and not self.noted("stopped", task)
 
     def command_statuses(self, task: int) -> dict[int, int]:
-        found = {}
+        statuses = {}
         for line in self.noted("status", task):
             with contextlib.suppress(ValueError):
                 number, status = map(int, line.split())
-                found[number] = status
-        return found
+                statuses[number] = status
+        return statuses
 
 
 def read_job(folder: Path) -> Job | None:
-    """The job in a folder; ``None`` where it is none, or of a later version."""
+    """The job in a folder; ``None`` for other folders and for later versions of the format."""
     with contextlib.suppress(OSError, ValueError):
         job = Job.model_validate_json((folder / "job.json").read_bytes())
         job._folder = folder
@@ -149,13 +149,13 @@ def read_job(folder: Path) -> Job | None:
 
 
 def read_jobs(index: Path, *, only_open: bool = False) -> list[Job]:
-    """All jobs, or those that have not ended, in the order of their creation."""
+    """All jobs, or only open ones, oldest first."""
     try:
         folders = [folder for folder in (index / JOBS).iterdir() if not (only_open and (folder / "over").exists())]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [job for folder in folders if (job := read_job(folder)) is not None and (job.is_open or not only_open)]
-    return sorted(found, key=lambda job: (job.created, job.name))
+    jobs = [job for folder in folders if (job := read_job(folder)) is not None and (job.is_open or not only_open)]
+    return sorted(jobs, key=lambda job: (job.created, job.name))
 
 
 #: States in which SLURM has ended a job, by what ``retry`` in a recipe calls them.
@@ -167,14 +167,14 @@ _REASONS = {
 
 
 def losses(index: Path, action: str, since: float = 0) -> dict[str, list[str]]:
-    """By unit, how the jobs of an action that have ended with it have, in their order: ``oom``; empty for no loss."""
-    found: dict[str, list[str]] = {}
+    """For each unit of an action, how its ended jobs were lost, oldest first: ``oom``, ...; empty for none."""
+    lost: dict[str, list[str]] = {}
     for job in read_jobs(index):
         for number, task in enumerate(job.tasks if job.action == action and job.created >= since else ()):
             if task.is_over or job.refused is not None:
                 for unit in task.units:
-                    found.setdefault(unit, []).append(_REASONS.get(job.state(number).state, ""))
-    return found
+                    lost.setdefault(unit, []).append(_REASONS.get(job.state(number).state, ""))
+    return lost
 
 
 #: Settles a task that has ended: called once for each, before it counts as ended.
@@ -184,14 +184,14 @@ Settle = Callable[[Job, int, TaskState], None]
 def reconcile(
     recipe: Recipe, settle: Settle, cluster: str | None = None, *, is_submitting: bool = False
 ) -> tuple[list[Job], list[str]]:
-    """Ask the schedulers for the states of the jobs that are open; those of another cluster stay as they are.
+    """Update the states of open jobs from their schedulers; jobs of other clusters keep theirs.
 
-    Call it before the index is read: what a job has completed is on disk when it is no longer in the queue.
+    Call it before reading the index: a job that has left the queue has written its completions.
 
     Args:
-        settle: notes what an ended task has left behind.
-        cluster: the one whose jobs are asked for, by default all that may answer here.
-        is_submitting: whether no other process submits meanwhile.
+        settle: called with each ended task, to record its results.
+        cluster: ask only this one; by default, all that may answer here.
+        is_submitting: the caller holds the submission lock, so no other process submits.
 
     Returns:
         The jobs that were open, and why some of their states may be out of date.

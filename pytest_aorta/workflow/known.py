@@ -1,4 +1,4 @@
-"""What is known of a workspace without looking at all of its files: one index, and journals of what runs complete.
+"""The index of a workspace, which saves looking at all of its files, and the journals of running processes.
 
 ``index.sqlite`` holds everything, by directory. A process that runs actions appends to a journal of its own in
 ``staged/``; a line is one write, so that ``kill -9`` loses at most the last one. The next reader folds the journals
@@ -34,8 +34,7 @@ from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.workflow.recipe import Recipe
 from pytest_aorta.workspace.atomic import locked
 
-#: The second is that of earlier versions, which is read once.
-_INDEX, _STATE, _JOURNALS = "index.sqlite", "state.json", "staged"
+_INDEX, _JOURNALS = "index.sqlite", "staged"
 
 _VERSION = 2
 
@@ -75,8 +74,8 @@ Completion = tuple[Outcome, str]
 Completions = dict[str, dict[str, Completion | None]]
 
 
-class Request(BaseModel):
-    """What a trial was asked for: the digest of its cell's request, and digests of source files by path."""
+class RequestDigests(BaseModel):
+    """The request of a trial: a digest of its cell's request, and digests of source files by path."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -90,33 +89,30 @@ class Request(BaseModel):
 
 
 class Decision(BaseModel):
-    """Cells of an action that need no more trials, with the reasons; ``asked``: what the decision is about."""
+    """Cells of an action that need no more trials, with reasons; ``asked``: see ``requests.asked_of``."""
 
     asked: str = ""
     cells: dict[str, str] = Field(default_factory=dict)
 
 
 class Known(BaseModel):
-    """What is known of units; a line of a journal has what is new. So had ``state.json`` of earlier versions."""
+    """Completions, requests, decisions and outputs; each line of a journal holds new ones."""
 
     model_config = ConfigDict(extra="forbid")
 
     version: Literal[1] = 1
-    requests: dict[str, Request] = Field(default_factory=dict)
+    requests: dict[str, RequestDigests] = Field(default_factory=dict)
     completed: Completions = Field(default_factory=dict)
     decided: dict[str, Decision] = Field(default_factory=dict)
     #: Action to unit to the end of what a failed command has printed.
     outputs: dict[str, dict[str, str]] = Field(default_factory=dict)
     #: Journals that are in it, and are still there when a reader was killed.
     folded: list[str] = Field(default_factory=list)
-    #: Of earlier versions: directory to time of modification, size and content of its value file.
-    value_file: str | None = None
-    values: dict[str, tuple[int, int, Any]] = Field(default_factory=dict)
 
     def add(self, new: Known, *, forgets: bool = True) -> None:
-        """Take completions, requests and decisions over; they replace what was known of the same units.
+        """Merge newer knowledge, which replaces older entries of the same units.
 
-        ``forgets``: whether nothing is kept of units that have no completion any more, not even that.
+        ``forgets``: drop units whose completion is gone; otherwise keep ``None`` for them.
         """
         self.requests.update(new.requests)
         for action, units in new.completed.items():
@@ -155,14 +151,14 @@ class Journal:
         action: str,
         unit: str,
         outcome: Outcome | None,
-        request: Request | None = None,
+        request: RequestDigests | None = None,
         *,
         key: str = "",
         output: str = "",
     ) -> None:
-        """Append what has become of a unit, ``None`` for nothing.
+        """Append the outcome of a unit; ``None`` revokes it.
 
-        ``key``: of a command that is completed, see ``Project.key_of``; ``output``: the end of that of one that failed.
+        ``key``: of a completed command, see ``Project.key_of``. ``output``: last lines of a failed command.
         """
         key = request.key if request is not None else key
         new = Known(completed={action: {unit: None if outcome is None else (outcome, key)}})
@@ -191,7 +187,7 @@ class Journal:
         self._is_torn = False
 
     def close(self) -> None:
-        """Nothing more comes: the lines are on disk, and may be folded."""
+        """Sync and close the file; readers may fold it into the index from now on."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.fsync(self._fd)
@@ -211,7 +207,7 @@ _Value = tuple[int, int, str]
 
 
 def _stored(name: str) -> str | bytes:
-    """As it is in the index: names of files may be no text."""
+    """The form of a name in the index: bytes, where it is no valid text."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -224,10 +220,10 @@ def _read(name: str | bytes) -> str:
 
 
 class Workspace:
-    """What is known of the workspace of a recipe: nothing but what is looked up on disk, unless it is ``from_cache``.
+    """Directories of a recipe's workspace with their values and completions: from disk, or ``from_cache``.
 
-    ``only``: directories that are asked for, where nothing is to be known of others. ``damaged``: files of the index
-    that could not be read, with the reason; what they had said is missing.
+    ``only``: ignore all other directories. ``damaged``: unreadable files of the index, with the reason; their content
+    is missing here.
     """
 
     def __init__(self, recipe: Recipe, only: Collection[str] | None = None) -> None:
@@ -247,19 +243,19 @@ class Workspace:
 
     @classmethod
     def from_cache(cls, recipe: Recipe, only: Collection[str] | None = None) -> Self:
-        """With the index and the journals; those that have ended are folded into it, where it can be written.
+        """Read the index and the journals, and fold ended journals into the index where it is writable.
 
-        An edited value file is seen by a scan only.
+        Only a scan notices edited value files.
         """
-        found = cls(recipe, only)
-        found._values = None
-        if found._journals() or (found._index / _STATE).exists():
-            with locked(found._index):
-                growing = found._fold()
-            found._add(growing, growing=True)
+        workspace = cls(recipe, only)
+        workspace._values = None
+        if workspace._journals():
+            with locked(workspace._index):
+                growing = workspace._fold()
+            workspace._add(growing, growing=True)
         else:
-            found._load()
-        return found
+            workspace._load()
+        return workspace
 
     def _journals(self) -> list[Path]:
         try:
@@ -276,18 +272,18 @@ class Workspace:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """One state of the index, ``None`` where there is none; what is wrong with it is noted, and then it is none."""
+        """A consistent view of the index; ``None`` where it is absent or damaged, which is noted in ``damaged``."""
         file = self._index / _INDEX
         try:
             with file.open("rb") as opened:
                 if not opened.read(16).startswith(b"SQLite format 3"):
                     raise sqlite3.DatabaseError
             # "rw": what a killed writer has left has to be undone.
-            with contextlib.closing(_connected(file, "rw")) as found:
-                if found.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+            with contextlib.closing(_connected(file, "rw")) as connection:
+                if connection.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
                     raise sqlite3.DatabaseError
-                found.execute("BEGIN")
-                yield found
+                connection.execute("BEGIN")
+                yield connection
                 return
         except (FileNotFoundError, NotADirectoryError):
             pass
@@ -301,7 +297,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A change of the index as a whole, which is made where it is not there, or damaged; raises ``OSError``."""
+        """One transaction on the index, which is created if it is absent or damaged; raises ``OSError``."""
         file = self._index / _INDEX
         try:
             if _INDEX in self.damaged or not file.exists():
@@ -313,96 +309,79 @@ class Workspace:
                     os.replace(temporary, file)
                 finally:
                     temporary.unlink(missing_ok=True)
-            with contextlib.closing(_connected(file, "rw")) as found:
-                found.execute("BEGIN IMMEDIATE")
-                yield found
-                found.execute("COMMIT")
+            with contextlib.closing(_connected(file, "rw")) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                yield connection
+                connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise OSError(errno.EIO, str(error), str(file)) from None
 
     def _load(self) -> None:
         self.known = Known()
-        with self._reading() as found:
-            if found is not None:
-                self._load_from(found)
-        if not (self._index / _STATE).is_file():
-            return
-        try:
-            earlier = Known.model_validate(json.loads((self._index / _STATE).read_bytes()))
-        except OSError as error:
-            self.damaged[_STATE] = f"cannot be read: {error.strerror}"
-        except (ValueError, RecursionError):
-            self.damaged[_STATE] = "is damaged, or of another version"
-        else:
-            earlier.add(self.known)
-            self.known = earlier
+        with self._reading() as index:
+            if index is not None:
+                self._load_from(index)
 
-    def _load_from(self, found: sqlite3.Connection) -> None:
+    def _load_from(self, index: sqlite3.Connection) -> None:
         query = "SELECT unit, outcome, key FROM completed WHERE action = ?"
         if self._only is None:
-            actions = [each for (each,) in found.execute("SELECT DISTINCT action FROM completed")]
-            rows = {each: found.execute(query, (each,)).fetchall() for each in actions}
+            actions = [each for (each,) in index.execute("SELECT DISTINCT action FROM completed")]
+            rows = {each: index.execute(query, (each,)).fetchall() for each in actions}
         else:
             names = [(action, _stored(name)) for action in self._recipe.by_name for name in self._only]
             rows = {}
             for action, name in names:
-                rows.setdefault(action, []).extend(found.execute(f"{query} AND unit = ?", (action, name)))
+                rows.setdefault(action, []).extend(index.execute(f"{query} AND unit = ?", (action, name)))
         known = self.known
         known.completed = {_read(action): {_read(u): (o, k) for u, o, k in units} for action, units in rows.items()}
-        for key, request in found.execute("SELECT key, request FROM requests"):
-            known.requests[key] = Request.model_validate_json(request)
-        for action, decision in found.execute("SELECT action, decision FROM decided"):
+        for key, request in index.execute("SELECT key, request FROM requests"):
+            known.requests[key] = RequestDigests.model_validate_json(request)
+        for action, decision in index.execute("SELECT action, decision FROM decided"):
             known.decided[_read(action)] = Decision.model_validate_json(decision)
-        for action, unit, text in found.execute("SELECT action, unit, text FROM outputs"):
+        for action, unit, text in index.execute("SELECT action, unit, text FROM outputs"):
             known.outputs.setdefault(_read(action), {})[_read(unit)] = _read(text)
-        known.folded = [_read(name) for (name,) in found.execute("SELECT name FROM folded")]
+        known.folded = [_read(name) for (name,) in index.execute("SELECT name FROM folded")]
 
-    def _apply(self, found: sqlite3.Connection, new: Known) -> None:
+    def _apply(self, index: sqlite3.Connection, new: Known) -> None:
         for action, units in new.completed.items():
             own = _stored(action)
-            found.executemany("DELETE FROM outputs WHERE action = ? AND unit = ?", ((own, _stored(it)) for it in units))
+            index.executemany("DELETE FROM outputs WHERE action = ? AND unit = ?", ((own, _stored(it)) for it in units))
             gone = [(own, _stored(unit)) for unit, each in units.items() if each is None]
-            found.executemany("DELETE FROM completed WHERE action = ? AND unit = ?", gone)
+            index.executemany("DELETE FROM completed WHERE action = ? AND unit = ?", gone)
             there = [(own, _stored(unit), *each) for unit, each in units.items() if each is not None]
-            found.executemany("REPLACE INTO completed VALUES (?, ?, ?, ?)", there)
+            index.executemany("REPLACE INTO completed VALUES (?, ?, ?, ?)", there)
         for action, texts in new.outputs.items():
             rows = [(_stored(action), _stored(unit), _stored(text)) for unit, text in texts.items()]
-            found.executemany("REPLACE INTO outputs VALUES (?, ?, ?)", rows)
+            index.executemany("REPLACE INTO outputs VALUES (?, ?, ?)", rows)
         requests = [(key, each.model_dump_json()) for key, each in new.requests.items()]
-        found.executemany("REPLACE INTO requests VALUES (?, ?)", requests)
-        found.execute("DELETE FROM requests WHERE key NOT IN (SELECT key FROM completed)")
+        index.executemany("REPLACE INTO requests VALUES (?, ?)", requests)
+        index.execute("DELETE FROM requests WHERE key NOT IN (SELECT key FROM completed)")
         for action in new.decided:
             decision = self.known.decided[action].model_dump_json()
-            found.execute("REPLACE INTO decided VALUES (?, ?)", (_stored(action), decision))
+            index.execute("REPLACE INTO decided VALUES (?, ?)", (_stored(action), decision))
 
-    def _note_folded(self, found: sqlite3.Connection, journals: Iterable[Path]) -> None:
-        found.execute("DELETE FROM folded")
-        found.executemany("INSERT INTO folded VALUES (?)", ((_stored(path.name),) for path in journals))
+    def _note_folded(self, index: sqlite3.Connection, journals: Iterable[Path]) -> None:
+        index.execute("DELETE FROM folded")
+        index.executemany("INSERT INTO folded VALUES (?)", ((_stored(path.name),) for path in journals))
 
     def _fold(self) -> list[Path]:
-        """Read the index, and bring the journals that have ended into it; those that have not."""
+        """Read the index and fold ended journals into it; return the others."""
         self._load()
-        found = self._journals()
-        ended = [path for path in found if _has_ended(path)]
-        has_earlier = (self._index / _STATE).exists()
-        new = self.known.model_copy(deep=True) if has_earlier else Known()
-        new.add(self._add(ended), forgets=False)
+        journals = self._journals()
+        ended = [path for path in journals if _has_ended(path)]
+        new = self._add(ended)
         self.known.folded = [path.name for path in ended]
-        if (ended or has_earlier) and not self.damaged:  # else they stay until a scan has found what is missing
+        if ended and not self.damaged:  # else they stay until a scan has found what is missing
             with contextlib.suppress(OSError):
-                self._write(new, ended)
+                with self._writing() as index:
+                    self._apply(index, new)
+                    self._note_folded(index, ended)
                 for path in ended:
                     path.unlink(missing_ok=True)
-        return [path for path in found if path not in ended]
-
-    def _write(self, new: Known, folded: Iterable[Path]) -> None:
-        with self._writing() as found:
-            self._apply(found, new)
-            self._note_folded(found, folded)
-        (self._index / _STATE).unlink(missing_ok=True)
+        return [path for path in journals if path not in ended]
 
     def _add(self, journals: Iterable[Path], *, growing: bool = False) -> Known:
-        """Take in what journals say; what is new of that."""
+        """Merge journals into ``known``; return what they added."""
         new = Known()
         for journal in journals:
             if journal.name in self.known.folded:
@@ -430,7 +409,7 @@ class Workspace:
         return new
 
     def save(self) -> None:
-        """Keep what was looked up, for the next process; what others have completed in the meantime stays."""
+        """Store values that were read, for later processes; completions of other processes stay."""
         if not self._new and not self._has_all:
             return
         with contextlib.suppress(OSError):
@@ -440,28 +419,28 @@ class Workspace:
                 with self._reading():
                     pass
                 if _INDEX not in self.damaged:
-                    with self._writing() as found:
-                        self._write_values(found)
+                    with self._writing() as index:
+                        self._write_values(index)
                 self.damaged = damaged
 
-    def _write_values(self, found: sqlite3.Connection) -> None:
-        if [self._value_file] != [each for (each,) in found.execute("SELECT value_file FROM of_file")]:
-            found.execute("DELETE FROM directories")
-            found.execute("DELETE FROM of_file")
-            found.execute("INSERT INTO of_file VALUES (?)", (self._value_file,))
+    def _write_values(self, index: sqlite3.Connection) -> None:
+        if [self._value_file] != [each for (each,) in index.execute("SELECT value_file FROM of_file")]:
+            index.execute("DELETE FROM directories")
+            index.execute("DELETE FROM of_file")
+            index.execute("INSERT INTO of_file VALUES (?)", (self._value_file,))
         rows = ((_stored(name), *each) for name, each in self._new.items())
-        found.executemany("REPLACE INTO directories VALUES (?, ?, ?, ?)", rows)
+        index.executemany("REPLACE INTO directories VALUES (?, ?, ?, ?)", rows)
         if self._has_all:
             there = set(map(_stored, self.names))
-            gone = [(name,) for (name,) in found.execute("SELECT name FROM directories") if name not in there]
-            found.executemany("DELETE FROM directories WHERE name = ?", gone)
+            gone = [(name,) for (name,) in index.execute("SELECT name FROM directories") if name not in there]
+            index.executemany("DELETE FROM directories WHERE name = ?", gone)
         self._values, self._new, self._has_all = {**(self._values or {}), **self._new}, {}, False
 
     def record(self, new: Known, is_gone: Callable[[str, str], bool] = lambda action, unit: False) -> tuple[int, int]:
-        """Note what was found on disk, and forget what is gone; how many of each.
+        """Store the result of a search on disk; return how many units changed, and how many were forgotten.
 
-        What has changed since this object was read is newer than the search, and stays. ``is_gone``: whether to
-        forget a unit of an action that was not found. Raises ``OSError``, and leaves the index as it was.
+        Changes since this object was read are newer than the search, and stay. ``is_gone``: whether to forget a unit
+        of an action that the search did not find. Raises ``OSError``, and leaves the index as it was.
         """
         self._index.mkdir(parents=True, exist_ok=True)
         before = self.known.completed
@@ -471,13 +450,13 @@ class Workspace:
             self._fold()
             now = self.known.completed
             for action in before.keys() | new.completed.keys():
-                found, known = new.completed.get(action, {}), before.get(action, {})
+                seen, known = new.completed.get(action, {}), before.get(action, {})
                 latest = now.get(action, {})
-                for unit, completion in found.items():
+                for unit, completion in seen.items():
                     if latest.get(unit) == known.get(unit) != completion:
                         changes.completed.setdefault(action, {})[unit] = completion
                         changed += 1
-                for unit in known.keys() - found.keys():
+                for unit in known.keys() - seen.keys():
                     if latest.get(unit) == known[unit] and is_gone(action, unit):
                         changes.completed.setdefault(action, {})[unit] = None
                         removed += 1
@@ -489,8 +468,6 @@ class Workspace:
                 self._note_folded(index, [path for path in self._journals() if path.name in self.known.folded])
                 if self._recipe.workspace.value_file is not None:
                     self._write_values(index)
-            if _STATE in self.damaged:
-                (self._index / _STATE).unlink()
         self.damaged = {}
         return changed, removed
 
@@ -505,21 +482,21 @@ class Workspace:
             elif (self._index / _INDEX).exists():
                 tables = ["directories", "of_file"] if directories else []
                 tables += ["completed", "requests", "decided", "outputs"] if completed else []
-                with self._writing() as found:
+                with self._writing() as index:
                     for table in tables:
-                        found.execute(f"DELETE FROM {table}")
+                        index.execute(f"DELETE FROM {table}")
 
     # Directories
 
     @property
     def names(self) -> list[str]:
-        """The directories, sorted: all folders but the results of workloads and the index."""
+        """The sorted names of directories: all folders but results of workloads and the index."""
         if self._names is None:
             without = {action.name for action in self._recipe.actions if action.is_matrix} | {self._index.name}
             folder = self._recipe.directories
             if self._only is not None:
-                found = (name for name in self._only if "/" not in name and os.path.isdir(folder / name))
-                self._names = sorted({*found} - without)
+                existing = (name for name in self._only if "/" not in name and os.path.isdir(folder / name))
+                self._names = sorted({*existing} - without)
                 return self._names
             try:
                 with os.scandir(folder) as entries:
@@ -541,29 +518,29 @@ class Workspace:
                 self._parsed = {**dict(zip(self._values, json.loads(f"[{texts}]"), strict=True)), **self._parsed}
                 return self.value_of(name)
             known = self._known_values([name]) if self._values is None else self._values
-            found = self._new.get(name) or known.get(name)
-            if found is None:
-                found = self._new[name] = self._read_value(name)
-            self._parsed[name] = json.loads(found[2])
+            value = self._new.get(name) or known.get(name)
+            if value is None:
+                value = self._new[name] = self._read_value(name)
+            self._parsed[name] = json.loads(value[2])
         return self._parsed[name]
 
     def _known_values(self, names: Collection[str] | None) -> dict[str, _Value]:
-        with self._reading() as found:
-            if found is None or [(self._value_file,)] != found.execute("SELECT value_file FROM of_file").fetchall():
+        with self._reading() as index:
+            if index is None or [(self._value_file,)] != index.execute("SELECT value_file FROM of_file").fetchall():
                 return {}
             query = "SELECT name, modified, size, value FROM directories"
             if names is None:
-                rows = found.execute(query).fetchall()
+                rows = index.execute(query).fetchall()
             else:
-                rows = [row for it in names for row in found.execute(f"{query} WHERE name = ?", (_stored(it),))]
+                rows = [row for it in names for row in index.execute(f"{query} WHERE name = ?", (_stored(it),))]
             return {_read(name): (modified, size, value) for name, modified, size, value in rows}
         return {}
 
     def look(self, names: Sequence[str], threads: int) -> Iterator[tuple[str, Collection[str]]]:
-        """What is in each of these directories now, by one look at it; values that have changed are read.
+        """List each directory once, and read changed values; yields the names in it.
 
-        By threads where the first looks mostly wait, as for files on other hosts; else they would only be in each
-        other's way.
+        Uses threads where the first listings mostly wait, as on network file systems; elsewhere threads only get in
+        each other's way.
         """
         from concurrent.futures import ThreadPoolExecutor  # which brings logging
 
@@ -573,7 +550,7 @@ class Workspace:
         in_place = "/" not in self._value_file
 
         def look(chunk: Sequence[str]) -> list[tuple[str, Collection[str], _Value | None]]:
-            found: list[tuple[str, Collection[str], _Value | None]] = []
+            looked_at: list[tuple[str, Collection[str], _Value | None]] = []
             for name in chunk:
                 there: set[str] = set()
                 known, changed = earlier.get(name), None
@@ -591,8 +568,8 @@ class Workspace:
                     changed = self._read_value(name, known)
                 elif reads and self._value_file not in there:
                     changed = self._read_value(name)  # which says what is wrong
-                found.append((name, there, changed if changed is not known else None))
-            return found
+                looked_at.append((name, there, changed if changed is not known else None))
+            return looked_at
 
         chunks = [names[start : start + _AT_ONCE] for start in range(_TRIED, len(names), _AT_ONCE)]
         before = _times_waited()
@@ -632,19 +609,19 @@ class Workspace:
 
 
 def _times_waited() -> int:
-    """How often this thread has had to wait for something else than a core: that is so on a busy machine as well."""
+    """How often this thread has blocked (voluntary context switches), which a busy machine does not change."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def _connected(file: Path, mode: str) -> sqlite3.Connection:
-    """To a file of SQLite; where it cannot be locked, as on some network file systems, without locks of SQLite's."""
+    """Connect to a file of SQLite, without SQLite's locks on file systems that have none."""
     try:
-        found = sqlite3.connect(
+        connection = sqlite3.connect(
             f"file:{quote(str(file))}?mode={mode}", uri=True, timeout=_PATIENCE, isolation_level=None
         )
-        found.execute("PRAGMA schema_version").fetchone()
+        connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.OperationalError as error:
         if "locking protocol" not in str(error) and "I/O" not in str(error):  # what others hold is waited for
             raise
-        found = sqlite3.connect(f"file:{quote(str(file))}?mode={mode}&nolock=1", uri=True, isolation_level=None)
-    return found
+        connection = sqlite3.connect(f"file:{quote(str(file))}?mode={mode}&nolock=1", uri=True, isolation_level=None)
+    return connection

@@ -1,8 +1,7 @@
-"""A project: a recipe, what is known of its workspace, and what both say of each unit of each action.
+"""A project: a recipe, its workspace, and the state of each unit of each action.
 
-A unit is what an action is complete on or not: a directory of the workspace, or a trial ``CELL/INDEX``, a cell
-``CELL``, or the whole matrix ``""`` of an action with a workload. Units of such an action contain each other, as paths
-do.
+A unit is the smallest thing that an action can complete: a directory of the workspace, or a trial ``CELL/INDEX``, a
+cell ``CELL`` or the whole matrix ``""`` of an action with a workload. These units contain each other like paths.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.losses import is_in_doubt, settled
 from pytest_aorta.workflow.groups import ValueOf, command_units, grouped, included, next_wave, whole_groups
 from pytest_aorta.workflow.jobs import JOBS, Job, reconcile
-from pytest_aorta.workflow.known import Completion, Journal, Known, Request, Workspace
+from pytest_aorta.workflow.known import Completion, Journal, Known, RequestDigests, Workspace
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, present, takes_all
 from pytest_aorta.workflow.requests import (
     Requests,
@@ -68,7 +67,7 @@ _HOW = {"open": "has not run", "failed": "has failed", "without_result": "has no
 
 
 def containing(unit: str) -> Iterator[str]:
-    """A unit and those that contain it."""
+    """A unit, and all units that contain it."""
     yield unit
     while unit:
         unit = unit.rpartition("/")[0]
@@ -76,12 +75,12 @@ def containing(unit: str) -> Iterator[str]:
 
 
 def is_within(unit: str, units: Collection[str] | None) -> bool:
-    """Whether a unit is, or lies in, one of ``units``: of ``None``, any."""
+    """Whether a unit is in ``units`` or contained in one of them; ``None`` stands for all units."""
     return units is None or any(outer in units for outer in containing(unit))
 
 
 class Blocked:
-    """The units of an action for which a follower has to wait."""
+    """Units of an action that a later action has to wait for."""
 
     def __init__(self, units: Iterable[str] = ()) -> None:
         self.units = frozenset(units)
@@ -89,7 +88,7 @@ class Blocked:
         self._within |= {outer for unit in self.units if "/" in unit for outer in containing(unit)}
 
     def touches(self, unit: str) -> bool:
-        """Whether one of them is ``unit``, or lies in it, or contains it."""
+        """Whether one of them equals, contains, or is contained in ``unit``."""
         if unit in self._within or "" in self.units:
             return True
         return "/" in unit and any(outer in self.units for outer in containing(unit))
@@ -98,8 +97,7 @@ class Blocked:
 def waited_for(follower: Action, action: Action, progress: Mapping[str, Progress]) -> list[str]:
     """The units of ``action`` that ``follower`` has to wait for.
 
-    What works on a cell or a matrix of trials needs results, whatever they say; anything else needs what it follows
-    to be completed.
+    A follower on cells or on the matrix needs results, failed ones too. Any other follower needs completed units.
     """
     done = {"completed"}
     if action.is_matrix and (follower.is_matrix or follower.table.each != "trial"):
@@ -110,7 +108,7 @@ def waited_for(follower: Action, action: Action, progress: Mapping[str, Progress
 
 
 def blocked_for(follower: Action, action: Action, units: Sequence[str]) -> Blocked:
-    """Units that were ``waited_for``. For a follower that has units of another kind, ``action`` is one whole."""
+    """The units that block: ``units``, or all of the action where the follower has units of another kind."""
     on_directories = [each.table.each == "directory" and not each.is_matrix for each in (follower, action)]
     if units and (follower.is_matrix or on_directories[0] != on_directories[1]):
         return Blocked([""])
@@ -118,7 +116,7 @@ def blocked_for(follower: Action, action: Action, units: Sequence[str]) -> Block
 
 
 def waits_for(previous: Sequence[Blocked]) -> Callable[[str], bool]:
-    """Whether a unit has to wait for any of them."""
+    """Whether any of them blocks a unit."""
     waits = [each.touches for each in previous if each.units]
     if len(waits) <= 1:
         return waits[0] if waits else lambda unit: False
@@ -126,24 +124,24 @@ def waits_for(previous: Sequence[Blocked]) -> Callable[[str], bool]:
 
 
 def states_of(progress: Mapping[str, Progress], previous: Sequence[Blocked]) -> dict[str, State]:
-    """Each unit's state; ``previous``: what the action waits for. Units that are not needed are left out."""
+    """The state of each unit, without units that are not needed; ``previous``: blocked units of earlier actions."""
     waits = waits_for(previous)
-    found: dict[str, State] = {}
+    states: dict[str, State] = {}
     for unit, each in progress.items():
         if each == "open" or each == "without_result":
-            found[unit] = "waiting" if waits(unit) else "eligible"
+            states[unit] = "waiting" if waits(unit) else "eligible"
         elif each != "not_needed":
-            found[unit] = each
-    return found
+            states[unit] = each
+    return states
 
 
 class Project:
-    """A recipe, and what is known of its workspace.
+    """A recipe and its workspace.
 
     Args:
-        registry_files: with names that are not built in.
-        fresh: whether directories and values are those on disk now, and nothing is kept: for a run.
-        only: names that are asked for. Where all actions are of single directories, no others are looked at.
+        registry_files: define more names.
+        fresh: read directories and values from disk, and do not store them: for a run.
+        only: names of interest. Where all actions work on single directories, others are not read.
 
     Attributes:
         workspace: directories with their values, and completions; read when it is first asked for.
@@ -181,19 +179,19 @@ class Project:
     def workspace(self) -> Workspace:
         if self._fresh:
             return Workspace(self.recipe)
-        found = Workspace.from_cache(self.recipe, self._only)
-        return Workspace.from_cache(self.recipe) if found.damaged and self._only is not None else found
+        workspace = Workspace.from_cache(self.recipe, self._only)
+        return Workspace.from_cache(self.recipe) if workspace.damaged and self._only is not None else workspace
 
     @cached_property
     def requests(self) -> Requests:
-        """What is asked of each cell of the actions with a workload."""
+        """The requests of all cells, by action."""
         if not any(action.is_matrix for action in self.recipe.actions):
             return {}
         return cell_requests(self.recipe, self.registry)
 
     @property
     def registry(self) -> Registry:
-        """All names, those of the recipe included."""
+        """The registry, with the names that the recipe defines."""
         return self.recipe.names_in(Registry.load(self.registry_files))
 
     @property
@@ -201,7 +199,7 @@ class Project:
         return self.workspace.names
 
     def synchronize_jobs(self, cluster: str | None = None, *, is_submitting: bool = False) -> Sequence[Job]:
-        """Ask the scheduler for the jobs that have not ended, before completions are read: theirs are on disk then.
+        """Update open jobs from the scheduler. Call it before reading completions, which ended jobs have then written.
 
         ``cluster`` and ``is_submitting``: see ``reconcile``.
         """
@@ -212,17 +210,17 @@ class Project:
 
     @cached_property
     def submitted(self) -> Mapping[str, Mapping[str, str]]:
-        """Action to unit to the job, ``CLUSTER/ID``, that a scheduler has."""
-        found: dict[str, dict[str, str]] = {}
+        """Submitted units by action, with their job ``CLUSTER/ID``."""
+        submitted: dict[str, dict[str, str]] = {}
         for job in self.jobs:
             for number, task in enumerate(job.tasks if job.is_open else ()):
                 if not task.is_over:
                     place = f"{job.cluster}/{job.identity(number)}"
-                    found.setdefault(job.action, {}).update(dict.fromkeys(task.units, place))
-        return found
+                    submitted.setdefault(job.action, {}).update(dict.fromkeys(task.units, place))
+        return submitted
 
     def rebuild(self) -> None:
-        """Make an index that is damaged again from what is on disk."""
+        """Rebuild a damaged index from disk."""
         if not self.workspace.damaged:
             return
         for name, reason in self.workspace.damaged.items():
@@ -239,13 +237,13 @@ class Project:
 
     def actions(self, pattern: str) -> list[Action]:
         """The actions whose names match, in the order of the file; raises ``RequestError`` where there is none."""
-        found = [action for action in self.recipe.actions if fnmatchcase(action.name, pattern)]
-        if not found and self.recipe.actions:
+        matching = [action for action in self.recipe.actions if fnmatchcase(action.name, pattern)]
+        if not matching and self.recipe.actions:
             raise RequestError(f"no action matches {pattern!r}; there are {', '.join(self.recipe.by_name)}")
-        return found
+        return matching
 
     def units(self, action: Action) -> Sequence[str]:
-        """Also those that it does not include."""
+        """All units of an action, including those that its group excludes."""
         matrix = self.matrix_of(action)
         if matrix is None:
             return self.directories
@@ -285,44 +283,44 @@ class Project:
         return folder / f"trial_{trial}" if trial else folder
 
     def matrix_of(self, action: Action) -> Action | None:
-        """The action whose trials an action has, or is run on."""
+        """The action itself if it has trials, else the action whose trials it works on."""
         if action.is_matrix:
             return action
         return None if action.table.each == "directory" else self.recipe.matrix_before(action)
 
     @cached_property
     def progress(self) -> dict[str, dict[str, Progress]]:
-        """How far each unit of each action is. What commands have made is not looked for again."""
-        found = {}
+        """The progress of each unit by action, from the index; products of commands are not looked up."""
+        progress = {}
         for name, (action, *_) in self.recipe.by_name.items():
-            found[name] = self._due(action, self._trials(action) if action.is_matrix else self._commands(action))
-        for name, units in found.items():
+            progress[name] = self._due(action, self._trials(action) if action.is_matrix else self._commands(action))
+        for name, units in progress.items():
             action = self.recipe.by_name[name][0]
             matrix = self.matrix_of(action)
             if matrix is not None and not action.is_matrix and action.table.each == "trial":
-                trials = found[matrix.name]
-                found[name] = {unit: each for unit, each in units.items() if trials[unit] != "not_needed"}
-        return found
+                trials = progress[matrix.name]
+                progress[name] = {unit: each for unit, each in units.items() if trials[unit] != "not_needed"}
+        return progress
 
     def _commands(self, action: Action) -> dict[str, Progress]:
         completed, submitted = self.workspace.known.completed.get(action.name, {}), self.submitted.get(action.name, {})
-        found: dict[str, Progress] = dict.fromkeys(self.units(action), "open")
+        progress: dict[str, Progress] = dict.fromkeys(self.units(action), "open")
         key_of, has_products = self.key_of(action), bool(action.table.products)
         for unit, completion in completed.items():
-            if completion is None or unit not in found:
+            if completion is None or unit not in progress:
                 continue
             outcome, key = completion
             if outcome == "completed" and has_products:
-                found[unit] = "completed" if not key or key == key_of(unit) else "stale"
+                progress[unit] = "completed" if not key or key == key_of(unit) else "stale"
             elif outcome == "failed":
-                found[unit] = "failed"
+                progress[unit] = "failed"
         for unit in submitted:
-            if found.get(unit, "completed") != "completed":
-                found[unit] = "submitted"
-        return found
+            if progress.get(unit, "completed") != "completed":
+                progress[unit] = "submitted"
+        return progress
 
     def key_of(self, action: Action) -> Callable[[str], str]:
-        """Gives what a completion of a command on a unit is of: its text, and the value of the directory."""
+        """A function from a unit to a digest of the command's text and the directory's value."""
         if action.name in self._keys:
             return self._keys[action.name]
         commands: dict[str, str] = {}  # where actions share the name
@@ -343,7 +341,7 @@ class Project:
         known = self.workspace.known
         completed, submitted = known.completed.get(action.name, {}), self.submitted.get(action.name, {})
         meaning = _MEANINGS[action.table.expect]
-        found: dict[str, Progress] = {}
+        by_unit: dict[str, Progress] = {}
         for cell, request in self.requests[action.name].items():
             current: dict[str, bool] = {}  # keys of requests: whether they are what is asked for now
             for index in range(action.table.trials_in(cell)):
@@ -352,23 +350,23 @@ class Project:
                 if completion is not None:
                     outcome, key = completion
                     if key not in current:
-                        of = known.requests.get(key, Request(digest=""))
+                        of = known.requests.get(key, RequestDigests(digest=""))
                         current[key] = of.digest == request.digest and not self.workspace.have_changed(of.sources)
                     progress = meaning.get(outcome, "stale") if current[key] else "stale"
                 if unit in submitted and progress not in ("completed", "failed"):
                     progress = "submitted"
-                found[unit] = progress  # type: ignore[assignment]
+                by_unit[unit] = progress  # type: ignore[assignment]
         decided = known.decided.get(action.name)
-        if decided is not None and "stale" not in found.values():  # else the trials that have decided it are run again
+        if decided is not None and "stale" not in by_unit.values():  # else the deciding trials run again
             asked = {cell: each.digest for cell, each in self.requests[action.name].items()}
             if decided.asked == asked_of(action, asked):
-                for unit, each in found.items():
+                for unit, each in by_unit.items():
                     if each == "open" and unit.rpartition("/")[0] in decided.cells:
-                        found[unit] = "not_needed"
-        return found
+                        by_unit[unit] = "not_needed"
+        return by_unit
 
     def states(self, action: Action, only: Collection[str] | None = None) -> dict[str, State]:
-        """The state of each unit that an action includes; ``only``: units that count, with all that lie in them."""
+        """The state of each unit that an action includes; ``only``: restrict it to these units and their parts."""
         progress = self.progress[action.name]
         if only is not None:
             progress = {unit: each for unit, each in progress.items() if is_within(unit, only)}
@@ -382,7 +380,7 @@ class Project:
         return [blocked_for(action, each, waited_for(action, each, self._before(action, each))) for each in previous]
 
     def waits_for(self, action: Action, unit: str) -> Iterator[str]:
-        """What keeps an action from a unit: a sentence for each action that it follows."""
+        """Why a unit waits: a sentence for each previous action that blocks it."""
         for name in action.table.previous_actions:
             previous = self.recipe.by_name[name][0]
             units = waited_for(action, previous, self._before(action, previous))
@@ -430,7 +428,7 @@ class Project:
         ``looks``: whether those are left out whose products are there, although the index does not know them.
         """
         waits, others = waits_for(self._blocked(action)), Counter[str]()
-        progress, found = self.progress[action.name], []
+        progress, units = self.progress[action.name], []
         again = ("open", "stale", "without_result") if action.is_matrix else ("open", "failed", "stale")
         for unit in self.states(action, only):
             if progress[unit] == "submitted":
@@ -442,8 +440,8 @@ class Project:
             elif looks and self.is_made(action, unit):
                 others["completed"] += 1
             else:
-                found.append(unit)
-        return found, others
+                units.append(unit)
+        return units, others
 
     def summary(self, action: Action, only: Collection[str] | None = None) -> tuple[dict[State, int], Cost]:
         """How many units of an action are in each state, see ``states``, and what those that are left may cost."""
@@ -485,11 +483,11 @@ class Project:
     def _measured(self, action: Action) -> timedelta | None:
         """What a trial of an action takes, by the records of some; ``None`` as long as there is none."""
         known = self.workspace.known.completed.get(action.name, {}) if action.is_matrix else {}
-        found = []
+        times = []
         for unit in list(known)[:: max(1, len(known) // _MEASURED)]:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                found.append(float(json.loads(self.record_file(action, unit).read_bytes())["wall_clock_sec"]))
-        return timedelta(seconds=statistics.fmean(found)) if found else None
+                times.append(float(json.loads(self.record_file(action, unit).read_bytes())["wall_clock_sec"]))
+        return timedelta(seconds=statistics.fmean(times)) if times else None
 
     def record_file(self, action: Action, unit: str) -> Path:
         """That of a trial; raises ``FileNotFoundError``. Those of a plan that had one cell lie a folder higher."""
@@ -602,7 +600,7 @@ class Project:
                 logs = logs_in(paths.folder_in(results))
                 record = lost_record(spec, lost, logs).model_copy(update={"host": None})  # it ran on none that is known
                 store.write(paths, record.to_dict())
-                journal.add(action.name, unit_of(spec), record.exit_status, Request(digest=request_digest(spec)))
+                journal.add(action.name, unit_of(spec), record.exit_status, RequestDigests(digest=request_digest(spec)))
                 continue
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # of another version, or damaged
                 there = json.loads(file.read_bytes())
@@ -613,8 +611,8 @@ class Project:
                 has_failed = ran_out or state.state in ("COMPLETED", "FAILED")
                 there = settled(there, None if has_failed else message, name=state.state if ran_out else "")
                 store.settle(paths, there)
-                if (found := trial_completion(there)) is not None:
-                    journal.add(action.name, *found)
+                if (completion := trial_completion(there)) is not None:
+                    journal.add(action.name, *completion)
 
 
 #: Looks at directories at a time, as in Row.
@@ -622,9 +620,9 @@ THREADS = 8
 
 
 class Scan:
-    """A search on disk for what is completed: trial files and products.
+    """A search on disk for completed units: trial files and products.
 
-    ``accepts``: products of stale commands count as those of the commands as they are now.
+    ``accepts``: treat products of stale commands as current.
     """
 
     def __init__(
@@ -657,9 +655,9 @@ class Scan:
                 from pytest_aorta.triage.reading import Results
 
                 for trial in (results := Results(folder, ())):
-                    found = trial_completion(trial.record)
-                    if found is not None and is_within(found[0], self._only):
-                        unit, outcome, request = found
+                    completion = trial_completion(trial.record)
+                    if completion is not None and is_within(completion[0], self._only):
+                        unit, outcome, request = completion
                         own[unit] = (outcome, request.key)
                         self.found.requests[request.key] = request
                     seen()
@@ -719,9 +717,9 @@ def planned_items(project: Project) -> Iterator[tuple[str, list[tuple[str, str]]
 
 
 def command_keys(action: Action, recipe: Recipe, units: Sequence[str]) -> list[tuple[str, str]]:
-    """What a command shares with the items that have to run on the same machine: an action and a unit.
+    """Keys that a command shares with the items that must run on the same machine: an action and a unit.
 
-    None where each unit is of several trials, which are divided.
+    No keys where a unit consists of several trials, which are divided among machines.
     """
     if action.table.each in ("cell", "matrix"):
         return []

@@ -1,4 +1,4 @@
-"""A recipe: what its tables may say, how a file is read into it, and whether its actions fit together.
+"""A recipe: its tables, how a file is read, and whether its actions fit together.
 
 Each key of an action may be left out: it is taken from the action that ``from`` names, then from the defaults.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import difflib
 import json
 import math
 import re
 import shlex
 import sys
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
@@ -24,16 +22,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    TypeAdapter,
-    ValidationError,
-    ValidationInfo,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, element, is_met
 from pytest_aorta.common.texts import identifier
@@ -43,161 +35,22 @@ from pytest_aorta.triage import margin
 from pytest_aorta.trials.command_line import command_words, label_of
 from pytest_aorta.trials.output import checked_metric, checked_regex
 from pytest_aorta.trials.readers import checked_source
-from pytest_aorta.workflow.finding import FILES_OF_ROW, RecipeError, UnknownKey
+from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.tables import (
+    Location,
+    OneOf,
+    StrictTable,
+    completed,
+    key_lines,
+    line_of,
+    read_toml,
+    validated,
+)
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib  # pytest needs it there
-
-# What is wrong with a file of tables, TOML or YAML, in one sentence: where, what, and what would be valid
-
-#: Names and indexes from the root, as pydantic has them: ``("action", 0, "group", "maximum_size")``.
-Location = tuple[str | int, ...]
-
-_NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
-_LINE = re.compile(rf"\s*(?P<header>\[\[?)?\s*(?P<names>{_NAME}(?:\s*\.\s*{_NAME})*)\s*[\]=]")
-
-#: Characters of a bad value that are shown.
-_SHOWN = 100
-
-#: Tables whose values may be secrets.
-_SECRET = {"extra_env", "config", "workload_config", "env"}
-
-#: Python's words in messages of pydantic, and TOML's.
-_WORDS = [
-    (r"a valid (dictionary or instance of \w+|dictionary|mapping)", "a table"),
-    (r"a valid (tuple|list)", "an array"),
-    (r"a valid integer\b.*", "a whole number"),
-    (r"a valid (string|number)\b.*", r"a \1"),
-    (r"a valid boolean\b.*", "true or false"),
-    (r"a valid timedelta\b.*", 'a duration such as "02:30:00"'),
-    (r"greater than or equal to", "a number of at least"),
-    (r"greater than", "a number above"),
-    (r"(Tuple|List) should have at least 1 .*", "an array that is not empty"),
-    (r"(Tuple|List) should have at most (\d+) .*", r"an array of at most \2 elements"),
-    (r"String should match pattern '(.*)'", r"a string that matches \1"),
-    (r"Field required", "more elements"),
-]
-
-
-def key_lines(text: str) -> Mapping[Location, int]:
-    """The lines of keys and tables in a valid TOML text, counted from 1; tomllib keeps no positions.
-
-    Keys within inline tables and arrays are not listed.
-    """
-    found: dict[Location, int] = {(): 1}
-    counts: dict[Location, int] = {}  # of the elements of arrays of tables
-    table: Location = ()
-    quote = None  # of the long string that a line is in
-    for number, line in enumerate(text.splitlines(), 1):
-        if quote is None and (match := _LINE.match(line)):
-            names = [name.strip("\"'") for name in re.findall(_NAME, match["names"])]
-            if match["header"]:
-                table = ()
-                for name in names:
-                    table = (*table, name)
-                    if match["header"] == "[[" and len(names) == len([each for each in table if type(each) is str]):
-                        counts[table] = counts.get(table, -1) + 1
-                    if table in counts:
-                        table = (*table, counts[table])
-                found.setdefault(table, number)
-            else:
-                for end in range(1, len(names) + 1):
-                    found.setdefault((*table, *names[:end]), number)
-        for delimiter in re.findall(r'"""|' + "'''", line):
-            quote = delimiter if quote is None else None if quote == delimiter else quote
-    return found
-
-
-def line_of(lines: Mapping[Location, int], location: Sequence[str | int]) -> int:
-    return next(lines[tuple(location[:end])] for end in range(len(location), -1, -1) if tuple(location[:end]) in lines)
-
-
-def check_table(
-    table: type[BaseModel], content: Any, useless: Collection[str] = (), unknown: list[str] | None = None
-) -> Any:
-    """The table; raise what pydantic reports where ``content`` is none, or has a key that it has not.
-
-    ``useless``: keys that are known, but not worth naming. ``unknown``: takes the keys that are like none of those that
-    are known, which are left out; without it, they are errors as well.
-    """
-    keys = sorted({field.alias or name for name, field in table.model_fields.items()})
-    if not isinstance(content, Mapping):
-        with_keys = f" with {', '.join(keys)}" if len(keys) <= 10 else ""
-        raise PydanticCustomError("no_table", "{what}", {"what": f"a table{with_keys}"})
-    for key in content:
-        if key not in keys:
-            valid = [each for each in keys if each not in useless]
-            nearest = difflib.get_close_matches(str(key).casefold(), valid, 1)
-            if not nearest and unknown is not None:
-                unknown.append(str(key))
-                content = {name: value for name, value in content.items() if name != key}
-                continue
-            question = f"did you mean {nearest[0]!r}? " if nearest else ""
-            sentence = f"unknown key {key!r}; {question}valid: {', '.join(valid)}"
-            raise PydanticCustomError("unknown_key", "{sentence}", {"key": key, "sentence": sentence})
-    return content
-
-
-def describe(error: ValidationError, content: Any) -> tuple[Location, str]:
-    """The first error in the content of a file: where it is, and a sentence."""
-    errors = error.errors(include_url=False)
-    found, steps = errors[0], errors[0]["loc"]
-    is_key = steps[-1:] == ("[key]",)
-    location = _known(steps[:-2] if is_key else steps, content)
-    place = _place(location, content)
-    if found["type"] == "unknown_key":
-        return (*location, found["ctx"]["key"]), f"{place}: {found['msg']}" if place else found["msg"]
-    if found["type"] == "missing" and isinstance(steps[-1], str):
-        sentence = f"key {steps[-1]!r} is missing"
-        return location, f"{place}: {sentence}" if place else sentence
-    place, value = place or "the file", found["input"]
-    if is_key:
-        return location, f"{place}: key {value!r}: expected a string"
-    if found["type"] == "value_error":
-        shown = "" if isinstance(value, dict) else _shown(location, value)
-        return location, f"{place}{shown}: {found['msg'].removeprefix('Value error, ')}"
-    expected = dict.fromkeys(_words(each["msg"]) for each in errors if _known(each["loc"], content) == location)
-    return location, f"{place}{_shown(location, value)}: expected {' or '.join(expected)}"
-
-
-def _words(message: str) -> str:
-    message = message.removeprefix("Input should be ")
-    for python, toml in _WORDS:
-        message = re.sub(python, toml, message)
-    return message
-
-
-def _place(location: Location, content: Any) -> str:
-    beginning = ""
-    if len(location) > 1 and location[0] == "action" and isinstance(location[1], int):
-        action = content["action"][location[1]]
-        name = action.get("name") if isinstance(action, Mapping) else None
-        beginning = f"action {name!r}" if isinstance(name, str) else f"action number {location[1] + 1}"
-        location = location[2:]
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).lstrip(".")
-    return ": ".join(filter(None, (beginning, path)))
-
-
-def _known(location: Sequence[str | int], content: Any) -> Location:
-    for position, step in enumerate(location):
-        try:
-            content = content[step]
-        except (LookupError, TypeError):
-            return tuple(location[:position])
-    return tuple(location)
-
-
-def _shown(location: Location, value: object) -> str:
-    if not _SECRET.isdisjoint(location) or "{" in str(value):
-        names = {str: "a string", list: "an array", dict: "a table", bool: "a boolean", int: "an integer"}
-        others = {float: "a float", type(None): "null"}
-        return f" is {(names | others).get(type(value), 'a date or a time')}"
-    text = repr(value) if isinstance(value, (str, list)) else str(value)
-    text = {"True": "true", "False": "false", "None": "null"}.get(text, text)
-    return f" = {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
-
+    pass  # pytest needs it there
 
 # The tables
 
@@ -215,10 +68,10 @@ def _read_by(reader: Reader, *, keep: bool = False) -> BeforeValidator:
 
     def read(value: object) -> object:
         try:
-            found = reader(value)
+            parsed = reader(value)
         except ValueError as error:
             raise ValueError(f"expected {error}") from None
-        return value if keep else found
+        return value if keep else parsed
 
     return BeforeValidator(read)
 
@@ -245,55 +98,56 @@ Pointer = Annotated[str, AfterValidator(check_pointer)]
 Condition = tuple[Pointer, Operator, Any]
 
 
-#: By ``each``: what stands for the folder of one unit, and for those of all units of a group.
-_FOLDERS = {
-    "directory": ("directory", "directories"),
-    "trial": ("trial_folder", "trial_folders"),
-    "cell": ("cell_folder", "cell_folders"),
-    "matrix": ("results_folder", "results_folders"),
+#: By ``each``: names of the folder of its unit. ``{directory}``, from Row, is relative to the workspace, all others are
+#: paths from where the command runs.
+_ONE = {
+    "directory": ("directory", "folder"),
+    "trial": ("folder",),
+    "cell": ("folder", "cell"),
+    "matrix": ("folder", "results"),
 }
-_ONE, _ALL = zip(*_FOLDERS.values(), strict=True)
 
-#: By ``each``: paths from where the command runs, and which of them are other names of the folder of its unit.
-_PATHS = {
-    "directory": (("folder",), ("folder",)),
-    "trial": (("folder", "cell", "results"), ("folder",)),
-    "cell": (("folder", "cell", "results"), ("folder", "cell")),
-    "matrix": (("folder", "results"), ("folder", "results")),
+#: All units of a group, in one command.
+_ALL = ("directories", "folders")
+
+#: By placeholder: the values of ``each`` that it is for, where it is not for all.
+_ONLY_FOR = {
+    "directory": ("directory",),
+    "directories": ("directory",),
+    "cell": ("trial", "cell"),
+    "results": ("trial", "cell", "matrix"),
 }
-_NEW = _PATHS["cell"][0]
 
 #: Folders, ``{workspace_path}`` and JSON pointers; other braces are the shell's.
-_PLACEHOLDER = re.compile(rf"\{{({'|'.join([*_ONE, *_ALL, *_NEW])}|workspace_path|/[^{{}}]*)\}}")
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join(_ALL)}|directory|folder|cell|results|workspace_path|/[^{{}}]*)\}}")
 
 
 def check_command(command: str, each: str = "directory") -> None:
-    found = _PLACEHOLDER.findall(command)
-    one, all_of_them = _FOLDERS[each]
-    for wrong in {*_ONE, *_ALL, *_NEW} - {one, all_of_them, *_PATHS[each][0]}:
-        if wrong in found:
-            kinds = [kind for kind in _FOLDERS if wrong in _FOLDERS[kind] or wrong in _PATHS[kind][0]]
+    placeholders = _PLACEHOLDER.findall(command)
+    one, all_of_them = _ONE[each][0], _ALL[each != "directory"]
+    for wrong, kinds in _ONLY_FOR.items():
+        if wrong in placeholders and each not in kinds:
             raise ValueError(
                 f"the command {command!r} has {{{wrong}}}, which is for each = {' or '.join(map(repr, kinds))}; for "
                 f"each = {each!r}, {{{one}}}"
             )
-    has_one = not {one, *_PATHS[each][1]}.isdisjoint(found)
-    if has_one == (all_of_them in found):
+    has_one, has_all = (not {*names}.isdisjoint(placeholders) for names in (_ONE[each], _ALL))
+    if has_one == has_all:
         both = "both" if has_one else "neither"
         hint = "" if has_one else ", or trials = N to be run for its own sake"
         raise ValueError(
             f"the command {command!r} has {both} of {{{one}}} and {{{all_of_them}}}; it needs one of them{hint}"
         )
-    for pointer in found:
+    for pointer in placeholders:
         if pointer.startswith("/"):
-            if all_of_them in found:
+            if has_all:
                 raise ValueError(f"{{{pointer}}} is an element of one {each}; it cannot be used with {{{all_of_them}}}")
             check_pointer(pointer)
 
 
 def works_on_directories(command: str) -> bool:
-    """Whether a command names what only one on directories, cells or trials has."""
-    return any(name not in _NEW for name in _PLACEHOLDER.findall(command))
+    """Whether a command has a placeholder that commands of trials cannot have."""
+    return any(name not in ("folder", "cell", "results") for name in _PLACEHOLDER.findall(command))
 
 
 _TRIAL_FOLDER = re.compile(r"trial_\d+")
@@ -306,60 +160,20 @@ def takes_all(command: str) -> bool:
 def shell_commands(command: str, directories: Sequence[str], values: Sequence[Json], workspace: Path) -> list[str]:
     """The lines for a shell: one per directory, or one for all; raises ``RequestError`` where a value lacks one."""
     lines = []
-    runs = [(shlex.join(directories), None)] if takes_all(command) else zip(directories, values, strict=True)
+    runs = [("", None)] if takes_all(command) else zip(directories, values, strict=True)
+    all_of_them = {"directories": shlex.join(directories)}
+    all_of_them["folders"] = shlex.join(str(workspace / name) for name in directories)
     for name, value in runs:
-        words = {**dict.fromkeys(_ALL, name), **dict.fromkeys(_ONE, shlex.quote(name))}
-        words["workspace_path"] = shlex.quote(str(workspace))
+        words = {**all_of_them, "directory": shlex.quote(name), "workspace_path": shlex.quote(str(workspace))}
         path = Path(name)  # RESULTS/WORKLOAD/CELL/trial_N, without the cell where there is only one
         cell = path.parent if _TRIAL_FOLDER.fullmatch(path.name) else path
-        folders = (path, cell, Path(*path.parts[:1]))
-        words |= {key: shlex.quote(str(workspace / each)) for key, each in zip(_NEW, folders, strict=True)}
+        folders = {"folder": path, "cell": cell, "results": Path(*path.parts[:1])}
+        words |= {key: shlex.quote(str(workspace / each)) for key, each in folders.items()}
         for pointer in [each for each in _PLACEHOLDER.findall(command) if each.startswith("/")]:
-            found = element(value, pointer, name)
-            words[pointer] = shlex.quote(found if isinstance(found, str) else json.dumps(found))
+            part = element(value, pointer, name)
+            words[pointer] = shlex.quote(part if isinstance(part, str) else json.dumps(part))
         lines.append(_PLACEHOLDER.sub(lambda match: words[match[1]], command))  # noqa: B023  (called at once)
     return lines
-
-
-class Table(BaseModel):
-    """A table of a file. A key that it does not know is an error, or goes to the context of the validation."""
-
-    # Their schemas are built when a file is read, of which most commands read one.
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_a_table(cls, content: Any, info: ValidationInfo) -> Any:
-        return (
-            content if isinstance(content, cls) else check_table(cls, content, cls.useless_keys(content), info.context)
-        )
-
-    @classmethod
-    def useless_keys(cls, content: Any) -> set[str]:
-        return set()
-
-
-class OneOf(Table):
-    """A table of which exactly one key is set."""
-
-    def model_post_init(self, context: object) -> None:
-        if len(self.model_fields_set) != 1:
-            raise ValueError(f"set exactly one of {', '.join(type(self).model_fields)}")
-
-
-def completed(ours: Any, theirs: Any) -> Any:
-    """A table with the keys that it leaves out from a template; so are tables within it, and those by name.
-
-    Tables of which one key excludes the others are taken whole.
-    """
-    if isinstance(ours, Table) and isinstance(theirs, Table) and not isinstance(ours, OneOf):
-        update = {name: getattr(theirs, name) for name in theirs.model_fields_set}
-        for name in update.keys() & ours.model_fields_set:
-            update[name] = completed(getattr(ours, name), update[name])
-        return ours.model_copy(update=update)
-    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        return {**theirs, **ours, **{name: completed(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}}
-    return ours
 
 
 class Selector(OneOf):
@@ -374,7 +188,7 @@ class Selector(OneOf):
         return builtins.all(is_met(value, *condition, directory) for condition in conditions or ())
 
 
-class Group(Table):
+class Group(StrictTable):
     """How the directories of an action are selected, sorted and split, see ``workflow.groups``."""
 
     include: tuple[Selector, ...] = ()
@@ -397,7 +211,7 @@ class Walltime(OneOf):
     per_directory: Duration | None = None
 
 
-class Memory(OneOf):
+class JobMemory(OneOf):
     """Memory in MB, for each core or for each GPU."""
 
     per_cpu_mb: PositiveWhole | None = None
@@ -423,13 +237,13 @@ class Cost:
         return " and ".join(f"{hours} {unit}" for hours, unit in shown) or "0 CPU-hours"
 
 
-class Resources(Table):
+class JobResources(StrictTable):
     """What a job over so many directories asks for; keys that are left out have Row's defaults."""
 
     processes: Processes | None = None
     threads_per_process: PositiveWhole | None = None
     gpus_per_process: PositiveWhole | None = None
-    memory: Memory | None = None
+    memory: JobMemory | None = None
     walltime: Walltime | None = None
 
     @model_validator(mode="before")
@@ -438,15 +252,15 @@ class Resources(Table):
         """Row's keys ``memory_per_cpu_mb`` and ``memory_per_gpu_mb`` are those of ``memory``."""
         if not isinstance(content, Mapping):
             return content
-        flat = {key: content[f"memory_{key}"] for key in Memory.model_fields if f"memory_{key}" in content}
+        flat = {key: content[f"memory_{key}"] for key in JobMemory.model_fields if f"memory_{key}" in content}
         others = {key: value for key, value in content.items() if key.removeprefix("memory_") not in flat}
         return {**others, "memory": {**flat, **content.get("memory", {})}} if flat else content
 
-    def with_memory(self, factor: float) -> Resources:
+    def with_memory(self, factor: float) -> JobResources:
         if self.memory is None or factor == 1:
             return self
         more = {name: math.ceil(value * factor) for name, value in self.memory if value is not None}
-        return self.model_copy(update={"memory": Memory(**more)})
+        return self.model_copy(update={"memory": JobMemory(**more)})
 
     def total_processes(self, directories: int) -> int:
         if self.processes is None:
@@ -465,7 +279,7 @@ class Resources(Table):
         return self.walltime.per_submission or (self.walltime.per_directory or _HOUR) * directories
 
     def cost(self, directories: int, measured: timedelta | None = None) -> Cost:
-        """What a job over so many directories costs at most; ``measured``: what one has taken."""
+        """The highest cost of a job over this many directories; ``measured``: known time of one directory."""
         time = self.total_walltime(directories)
         if measured is not None:
             time = min(time, measured * directories)
@@ -475,12 +289,12 @@ class Resources(Table):
         return Cost(cpu_hours=hours * (self.threads_per_process or 1))
 
 
-class WorkspaceTable(Table):
+class WorkspaceTable(StrictTable):
     path: Path = Path("workspace")
     value_file: Path | None = None
 
 
-class SubmitOptions(Table):
+class SubmitOptions(StrictTable):
     """What jobs on one cluster need besides resources."""
 
     account: str | None = None
@@ -508,39 +322,39 @@ def _factor(value: Any) -> Any:
     return float(value[1:]) if isinstance(value, str) and re.fullmatch(r"x\d+(\.\d+)?", value) else value
 
 
-class Again(Table):
-    """How often what a job has lost is submitted again by ``--watch``; ``memory``: times what the one before had."""
+class Resubmission(StrictTable):
+    """How often ``--watch`` submits lost units again; ``memory``: factor on the memory of the job before."""
 
     times: WholeNumber = 1
     memory: Annotated[float, Field(gt=1), BeforeValidator(_factor)] | None = None
 
 
-class Retry(Table):
-    """By how jobs have ended: a lost node or a preemption, too little memory, the time limit."""
+class Retry(StrictTable):
+    """Resubmissions by cause: lost node or preemption, too little memory, time limit."""
 
-    infrastructure: WholeNumber | Again = 2
-    oom: WholeNumber | Again = 0
-    timeout: WholeNumber | Again = 0
+    infrastructure: WholeNumber | Resubmission = 2
+    oom: WholeNumber | Resubmission = 0
+    timeout: WholeNumber | Resubmission = 0
 
-    def again(self, reason: str) -> Again:
-        found = getattr(self, reason)
-        return found if isinstance(found, Again) else Again(times=found)
+    def again(self, reason: str) -> Resubmission:
+        rule = getattr(self, reason)
+        return rule if isinstance(rule, Resubmission) else Resubmission(times=rule)
 
 
-class Distributed(Table):
+class Distributed(StrictTable):
     nproc: PositiveWhole | None = None
     launcher: Literal["auto", "elastic", "torchrun", "external"] = "auto"
     elastic: Mapping[str, str | WholeNumber | Number] = Field(default_factory=dict)
 
 
-class CommandTable(Table):
+class CommandTable(StrictTable):
     command: str | None = None
     products: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
     each: Literal["directory", "trial", "cell", "matrix", "node"] = "directory"
 
 
-class OutputTable(Table):
+class OutputTable(StrictTable):
     """What is looked for in what the trials of a command print."""
 
     fail_on: Regexes = ()
@@ -557,7 +371,7 @@ class OutputTable(Table):
 Axis = Annotated[tuple[tuple[str, ...], ...], _read_by(variations)]
 
 
-class MatrixTable(Table):
+class MatrixTable(StrictTable):
     workload: str | None = None
     trials: PositiveWhole = 1
     cell_trials: Mapping[str, PositiveWhole] = Field(default_factory=dict)
@@ -592,7 +406,7 @@ class ActionTable(CommandTable, MatrixTable, OutputTable):
     name: str | None = None
     from_: str | None = Field(default=None, alias="from")
     previous_actions: tuple[str, ...] = ()
-    resources: Resources = Resources()
+    resources: JobResources = JobResources()
     group: Group = Group()
     submit_options: Mapping[str, SubmitOptions] = Field(default_factory=dict)
     retry: Retry = Retry()
@@ -621,11 +435,11 @@ class ActionTable(CommandTable, MatrixTable, OutputTable):
 _OF_TRIALS = {*MatrixTable.model_fields, *OutputTable.model_fields}
 
 
-class DefaultTable(Table):
+class DefaultTable(StrictTable):
     action: ActionTable = ActionTable()
 
 
-class RecipeTable(Table):
+class RecipeTable(StrictTable):
     workspace: WorkspaceTable = WorkspaceTable()
     default: DefaultTable = DefaultTable()
     action: tuple[ActionTable, ...] = ()
@@ -661,7 +475,7 @@ class Action:
 
     @property
     def least_nodes(self) -> int:
-        """That a trial needs."""
+        """Minimum nodes per trial."""
         return int(str(self.table.distributed.elastic.get("nnodes", 1)).partition(":")[0])
 
 
@@ -676,12 +490,12 @@ class Recipe:
 
     @property
     def root(self) -> Path:
-        """In which commands run."""
+        """The folder that commands run in."""
         return self.file.parent
 
     @property
     def directories(self) -> Path:
-        """The workspace: the folder of the directories that commands work on, and of the results of trials."""
+        """The workspace: directories that commands work on, and results of trials."""
         return self.root / self.workspace.path
 
     def names_in(self, registry: Registry) -> Registry:
@@ -689,18 +503,18 @@ class Recipe:
 
     @property
     def index(self) -> Path:
-        """The folder of what is known of the workspace, beside the recipe."""
+        """The folder of the workspace's index, beside the recipe."""
         return self.root / ".aorta"
 
     @cached_property
     def by_name(self) -> Mapping[str, tuple[Action, ...]]:
-        found: dict[str, tuple[Action, ...]] = {}
+        by_name: dict[str, tuple[Action, ...]] = {}
         for action in self.actions:
-            found[action.name] = (*found.get(action.name, ()), action)
-        return found
+            by_name[action.name] = (*by_name.get(action.name, ()), action)
+        return by_name
 
     def in_order(self) -> list[Action]:
-        """Each action after those that it follows, else in the order of the file."""
+        """Actions after their previous ones, otherwise in the order of the file."""
         done: dict[str, None] = {}
         left = list(self.by_name)
         while left:
@@ -710,7 +524,7 @@ class Recipe:
         return [action for name in done for action in self.by_name[name]]
 
     def matrix_before(self, action: Action) -> Action | None:
-        """The action with a workload whose trials, or cells, an action is run on: the nearest before it."""
+        """The nearest previous action with a workload; this action works on its trials or cells."""
         names = [*action.table.previous_actions]
         for name in names:
             before = self.by_name[name][0]
@@ -734,9 +548,9 @@ def read_recipe(file: Path) -> Recipe:
 
 def parse_recipe(text: str, file: Path) -> Recipe:
     """The text of a recipe file, checked, see ``read_recipe``."""
-    content, lines = _read_toml(text, file), key_lines(text)
+    content, lines = read_toml(text, file), key_lines(text)
     content, lines = _with_action_at_the_top(content, lines, file)
-    table: RecipeTable = _validated(RecipeTable, content, lines, file)
+    table: RecipeTable = validated(RecipeTable, content, lines, file)
     rules = tuple((name, each) for name, expressions in table.signatures.items() for each in expressions)
     if table.default.action.from_ is not None:
         raise RecipeError("default.action cannot have from", file, line_of(lines, ("default", "action", "from")))
@@ -814,7 +628,7 @@ _USELESS: Mapping[tuple[bool, bool], set[str]] = {
 
 
 def nodes_file(recipe: Path, action: str) -> Path:
-    """Where the nodes of a sweep are kept, one a line, in the order in which they were first seen."""
+    """The file with the nodes of a sweep, one per line, in the order of discovery."""
     return recipe.parent / ".aorta" / f"nodes-{identifier(action)}.txt"
 
 
@@ -830,7 +644,7 @@ def _check_trial_command(command: str) -> None:
 def _with_action_at_the_top(
     content: dict[str, Any], lines: Mapping[Location, int], file: Path
 ) -> tuple[dict[str, Any], Mapping[Location, int]]:
-    """A file that is one action, without a header: what else is there are the keys of the file itself."""
+    """Read a file that is one action without a header; all other keys belong to the file."""
     own = {key: value for key, value in content.items() if key not in RecipeTable.model_fields}
     known = [key for key in own if key in ActionTable.model_fields]
     if not known:
@@ -848,31 +662,6 @@ def _with_action_at_the_top(
     at_top = {("action", 0, *key): line for key, line in lines.items() if key and key[0] in own}
     others = {key: value for key, value in content.items() if key not in own}
     return {**others, "action": [own]}, {**lines, **at_top}
-
-
-def parse_tables(table: Any, text: str, file: Path) -> Any:
-    return _validated(table, _read_toml(text, file), key_lines(text), file)
-
-
-def _read_toml(text: str, file: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"is not valid TOML: {error}", file) from None
-    return content
-
-
-def _validated(table: Any, content: Mapping[str, Any], lines: Mapping[Location, int], file: Path) -> Any:
-    unknown: list[str] | None = [] if file.name in FILES_OF_ROW else None
-    try:
-        found = TypeAdapter(table).validate_python(content, context=unknown)
-        for key in dict.fromkeys(unknown or ()):
-            text = f"{file}: unknown key {key!r}, perhaps of a later version of Row: it does nothing here"
-            warnings.warn(UnknownKey(text), stacklevel=2)
-        return found
-    except ValidationError as error:
-        location, sentence = describe(error, content)
-        raise RecipeError(sentence, file, line_of(lines, location)) from None
 
 
 def _check_actions(recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""What a recipe asks of the trials of an action: as a selection, and as digests that tell stale results.
+"""The request of an action's trials: a selection, and digests that reveal stale results.
 
 A digest is equal for a cell as it is planned and for a record of one of its trials. It is made of what can be known
 without importing the workload: names, options as they were given, variables, how the trials are started. What the
@@ -29,7 +29,7 @@ from pytest_aorta.trials.output import OutputRules
 from pytest_aorta.trials.records import canonical_json, decode_non_finite
 from pytest_aorta.trials.spec import REQUESTED, TrialSpec, requested_parts
 from pytest_aorta.trials.workload import to_plain
-from pytest_aorta.workflow.known import Request
+from pytest_aorta.workflow.known import RequestDigests
 from pytest_aorta.workflow.recipe import Action, Recipe, present
 
 #: Trials of a cell that are counted.
@@ -50,7 +50,7 @@ Requests = Mapping[str, Mapping[str, CellRequest]]
 
 
 def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
-    """What an action with a workload asks for; what it leaves open is as in ``base``."""
+    """The selection of an action with a workload; ``base`` has the values that it leaves open."""
     table = action.table
     # The mitigation sets, each with every combination of the values of the axes.
     sets = tuple(mitigation_set(names) for names in table.mitigations)
@@ -100,7 +100,7 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
 
 
 def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, CellRequest]]:
-    found: dict[str, dict[str, CellRequest]] = {}
+    requests: dict[str, dict[str, CellRequest]] = {}
     for action in recipe.actions:
         if action.is_matrix:
             selection = selection_of(action, recipe, Selection())
@@ -109,19 +109,19 @@ def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, Cel
                 specs = [trials[0] for trials in trials_of(entries_of(selection, registry), selection, registry)]
             except (PlanError, RegistryError) as error:
                 raise recipe.error(action, f"action {action.name!r}: {error}") from None
-            found[action.name] = {
+            requests[action.name] = {
                 spec.cell: CellRequest(
                     request_digest(spec), cell_value(spec), (identifier(spec.workload.name), identifier(spec.cell))
                 )
                 for spec in specs
             }
-    return found
+    return requests
 
 
 def asked_of(action: Action, digests: Mapping[str, str]) -> str:
-    """A digest of all that the verdicts on an action depend on, apart from the trials.
+    """A digest of everything but the trials that the verdicts on an action depend on.
 
-    With another cell, another level of significance holds for each of them; so decisions on some are none on more.
+    More cells change the level of significance of each, so decisions on fewer cells do not hold for them.
     ``digests``: of the requests of its cells.
     """
     table = action.table
@@ -137,7 +137,7 @@ def request_digest(spec: TrialSpec) -> str:
 
 
 def recorded_digest(record: Mapping[str, Any]) -> str | None:
-    """The digest of the cell whose trial a record, as it is in its file, is of; ``None`` where it does not say."""
+    """The digest of the cell in a record's JSON; ``None`` if it has none."""
     request, parts = record.get("request"), record.get("fingerprint_parts")
     if not isinstance(request, Mapping) or not isinstance(parts, Mapping) or not parts:
         return None
@@ -158,8 +158,8 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, Request] | None:
-    """Unit, outcome and request of a record, as it is in its file; ``None`` where it is no record of a trial."""
+def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, RequestDigests] | None:
+    """Unit, outcome and request in a record's JSON; ``None`` for other files."""
     cell, trial, status = (record.get(name) for name in ("cell", "trial_index", "exit_status"))
     if not isinstance(cell, str) or type(trial) is not int or not 0 <= trial < _MOST_TRIALS or status not in _STATUSES:
         return None
@@ -175,7 +175,7 @@ def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, Request] | No
             path = os.path.join(root, name) if root is not None else name
             if os.path.isabs(path) and _is_file(path):
                 sources[path] = digest
-    return f"{cell}/{trial}", status, Request(digest=recorded_digest(record) or "", sources=sources)
+    return f"{cell}/{trial}", status, RequestDigests(digest=recorded_digest(record) or "", sources=sources)
 
 
 _is_file = lru_cache(maxsize=2**16)(os.path.isfile)

@@ -1,4 +1,4 @@
-"""The schedulers that jobs are submitted to, all by the same four questions."""
+"""The schedulers for jobs, behind one protocol of four methods."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pytest_aorta.workflow.slurm import Asked, LostAnswer, SchedulerError, TaskS
 
 
 class Scheduler(Protocol):
-    """Raises ``SchedulerError`` where it does not answer, or refuses; ``LostAnswer`` where it may have a job.
+    """The protocol; the module ``slurm`` implements it.
 
-    The module of SLURM is one.
+    Methods raise ``SchedulerError`` for a refusal or no answer, and ``LostAnswer`` if the job may exist nevertheless.
     """
 
     def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
-        """The number of a new job, and how it has ended if it has."""
+        """Submit; the number of the new job, and its end if it has ended."""
 
     def states(self, identities: Sequence[str]) -> dict[str, TaskState]:
-        """Of jobs, by their numbers, and of tasks of arrays, ``NUMBER_TASK``; those that nobody knows are left out."""
+        """States by number of jobs and array tasks (``NUMBER_TASK``), without unknown ones."""
 
     def cancel(self, identities: Sequence[str]) -> None: ...
 
     def find(self, names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
-        """The numbers of jobs with these names, which no others have."""
+        """Numbers of jobs by their (unique) names."""
 
 
 def scheduler_of(name: str) -> Scheduler:
@@ -42,7 +42,7 @@ def scheduler_of(name: str) -> Scheduler:
 
 
 class _Bash:
-    """Runs a job at once; nobody knows it when that has been killed."""
+    """Runs each job at once, in the foreground. A killed job leaves no trace."""
 
     def submit(self, asked: Asked) -> tuple[str, TaskState | None]:
         process = subprocess.Popen(
@@ -137,12 +137,12 @@ class _Psij:
             return {}
         done = slurm.answer([str(word) for word in self._executor.get_status_command(list(identities))])
         try:
-            found = self._executor.parse_status_output(done.returncode, done.stdout)
+            statuses = self._executor.parse_status_output(done.returncode, done.stdout)
         except Exception as error:  # whatever an executor makes of an answer that is none
             said = done.stderr.strip() or str(error)
             raise SchedulerError(f"{self._executor.name} does not say what becomes of jobs: {said}") from None
         states = {}
-        for identity, status in found.items():
+        for identity, status in statuses.items():
             word = status.state.name
             states[str(identity)] = TaskState(
                 state=_STATES.get(word, word), reason=status.message or "", over=bool(status.state.final)
@@ -182,7 +182,7 @@ def _process(identity: str) -> int | None:
 
 
 def _began(pid: int) -> str | None:
-    """In ticks since the host did; ``None`` where the process has ended."""
+    """Start time of a process in clock ticks since boot; ``None`` if it has ended."""
     with contextlib.suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state == "Z" else fields[18]

@@ -1,4 +1,4 @@
-"""The commands of SLURM: what they are asked, and what their answers mean."""
+"""SLURM's commands and the meaning of their output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TASK = re.compile(r"(\d+)(?:_(\d+))?")
 
 
 class TaskState(BaseModel):
-    """What a scheduler says of a job, or of a task of an array."""
+    """The state that a scheduler reports for a job or an array task."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,7 +52,7 @@ class TaskState(BaseModel):
 
 
 class Asked(NamedTuple):
-    """A script with what its job asks for, for schedulers that do not read that in the script."""
+    """A script and its resources, for schedulers that do not read them from the script."""
 
     name: str
     script: Path
@@ -72,7 +72,7 @@ class SchedulerError(RequestError):
 
 
 class LostAnswer(SchedulerError):
-    """Whether the scheduler has the job is not known."""
+    """The scheduler may or may not have accepted the job."""
 
 
 def submit(asked: Asked) -> tuple[str, TaskState | None]:
@@ -102,41 +102,41 @@ def states(identities: Sequence[str]) -> dict[str, TaskState]:
     """
     if not identities:
         return {}
-    found = squeue(list(dict.fromkeys(identity.partition("_")[0] for identity in identities)))
-    if missing := [identity for identity in identities if identity not in found]:
+    queued = squeue(list(dict.fromkeys(identity.partition("_")[0] for identity in identities)))
+    if missing := [identity for identity in identities if identity not in queued]:
         for line in _accounted(f"--jobs={','.join(missing)}", "--format=JobID,State,ExitCode"):
             fields = line.split("|")
             if len(fields) == 3 and fields[1].strip():
                 state = fields[1].split()[0].rstrip("+")
                 reason = f"exit code {fields[2]}" if fields[2] not in ("", "0:0") else ""
-                found[fields[0].partition("_[")[0]] = TaskState(state=state, reason=reason, over=state in ENDED)
+                queued[fields[0].partition("_[")[0]] = TaskState(state=state, reason=reason, over=state in ENDED)
     # Tasks that were cancelled before they began are the array as a whole to squeue, and 12_[3-9] to sacct.
-    arrays = {it: found.get(it.partition("_")[0]) for it in missing if it not in found}
-    return found | {it: state for it, state in arrays.items() if state is not None and state.over}
+    arrays = {it: queued.get(it.partition("_")[0]) for it in missing if it not in queued}
+    return queued | {it: state for it, state in arrays.items() if state is not None and state.over}
 
 
 def squeue(numbers: Sequence[str]) -> dict[str, TaskState]:
     # With a single number that it does not know, squeue fails; with two, it leaves out what it does not know.
     asked = [*numbers, "1"] if len(numbers) == 1 else numbers
     command = ["squeue", f"--jobs={','.join(asked)}", "--states=all", "--array", "--noheader", "--format=%i|%T|%r"]
-    found = {}
+    states = {}
     for line in _output(command).splitlines():
         fields = [field.strip() for field in line.split("|", 2)]
         if len(fields) == 3 and _TASK.fullmatch(fields[0]):
             reason = "" if fields[2] in ("None", fields[1].title()) else fields[2]
-            found[fields[0]] = TaskState(state=fields[1], reason=reason, over=fields[1] in ENDED)
-    return found
+            states[fields[0]] = TaskState(state=fields[1], reason=reason, over=fields[1] in ENDED)
+    return states
 
 
 def find(names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
     lines = _output(["squeue", f"--name={','.join(names)}", "--states=all", "--noheader", "--format=%F|%j"])
     pairs = [line.split("|", 1) for line in lines.splitlines() if "|" in line]
-    found = {name.strip(): number.strip() for number, name in pairs if name.strip() in names}
-    if in_accounting and (missing := names - found.keys()):
+    numbers = {name.strip(): number.strip() for number, name in pairs if name.strip() in names}
+    if in_accounting and (missing := names - numbers.keys()):
         options = [f"--name={','.join(missing)}", "--starttime=now-30days", "--format=JobID,JobName%200"]
         pairs = [line.split("|", 1) for line in _accounted(*options) if "|" in line]
-        found |= {name: number.partition("_")[0] for number, name in pairs if name in missing}
-    return found
+        numbers |= {name: number.partition("_")[0] for number, name in pairs if name in missing}
+    return numbers
 
 
 def _accounted(*options: str) -> list[str]:
@@ -148,11 +148,11 @@ def _accounted(*options: str) -> list[str]:
 
 @cache
 def setting(name: str, default: int) -> int:
-    """A number of its configuration, of a SLURM that does not say it the default."""
+    """A number in SLURM's configuration, or the default if it is absent."""
     with contextlib.suppress(SchedulerError):
         pattern = rf"^{name}\s*=\s*(\d+)"
-        if found := re.search(pattern, _output(["scontrol", "show", "config"]), re.MULTILINE):
-            return int(found[1])
+        if match := re.search(pattern, _output(["scontrol", "show", "config"]), re.MULTILINE):
+            return int(match[1])
     return default
 
 
@@ -167,28 +167,28 @@ class NodeKind(NamedTuple):
 
 
 def node_kinds() -> dict[str, list[NodeKind]]:
-    """Of each partition; the default one is there as ``""`` as well. Raises ``SchedulerError``."""
-    found: dict[str, list[NodeKind]] = {}
+    """Node kinds by partition; ``""`` is the default partition. Raises ``SchedulerError``."""
+    kinds: dict[str, list[NodeKind]] = {}
     for line in _output(["sinfo", "--noheader", "--exact", "--format=%P|%l|%D|%c|%m|%G"]).splitlines():
         name, limit, *numbers, gres = line.strip().split("|")
         nodes, cpus, memory = (int(re.match(r"\d+", number.strip())[0]) for number in numbers)  # type: ignore[index]
         gpus = sum(int(each) for each in re.findall(r"\bgpu(?::[A-Za-z_][^:,(]*)?:(\d+)", gres))
         kind = NodeKind(_minutes(limit), nodes, cpus, memory, gpus)
         for each in (name.rstrip("*"), *([""] if name.endswith("*") else [])):
-            found.setdefault(each, []).append(kind)
-    return found
+            kinds.setdefault(each, []).append(kind)
+    return kinds
 
 
 def _minutes(limit: str) -> float:
-    """Of ``1-00:30:00``; also without days, and without hours."""
-    if not (found := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit.strip())):
+    """Minutes of a limit such as ``1-00:30:00``; days and hours may be missing."""
+    if not (match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit.strip())):
         return math.inf
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return days * 1440 + hours * 60 + minutes + seconds / 60
 
 
 def end_of(number: str) -> str | None:
-    """How a job is being ended now, ``None`` where it goes on, or nobody knows."""
+    """How a running job is being ended; ``None`` if it goes on or is unknown."""
     with contextlib.suppress(SchedulerError):
         state = squeue([number]).get(number)
         if state is not None and state.state not in ("RUNNING", "SUSPENDED", "COMPLETED"):
@@ -201,7 +201,7 @@ _NO_JOBS = ("down", "drain", "drng", "fail", "maint", "unk", "reboot", "power")
 
 
 def nodes(partition: str | None, names: Sequence[str]) -> dict[str, str]:
-    """Nodes with their states: these, or those of a partition, by default of SLURM's own default."""
+    """States of the named nodes, or of a partition's (default: SLURM's default partition)."""
     chosen = [f"--partition={partition}"] if partition else []
     chosen += [f"--nodes={','.join(names)}"] if names else []
     lines = [line.split("|") for line in _output(["sinfo", "-h", "-N", *chosen, "--format=%N|%T|%P"]).splitlines()]
@@ -228,7 +228,7 @@ def _output(command: Sequence[str]) -> str:
 def answer(
     command: Sequence[str], folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Of a process that Ctrl-C does not reach; it is ended when an exception ends the wait."""
+    """Output of a process that Ctrl-C does not reach; an exception during the wait ends it."""
     lost: Callable[[str], SchedulerError] = LostAnswer if command[0] == "sbatch" else SchedulerError
     try:
         return subprocess.run(

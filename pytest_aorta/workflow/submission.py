@@ -1,4 +1,4 @@
-"""Submissions: what is left of a recipe, in groups, as scripts to a scheduler.
+"""Submission of a recipe's open units, group by group, as scripts to a scheduler.
 
 Every word of a script that is not the user's own shell text is quoted for the shell.
 """
@@ -31,7 +31,7 @@ from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.clusters import Cluster, Launcher, Partition, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.groups import action_variables
-from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, Task, losses
+from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, JobTask, losses
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions, nodes_file, shell_commands
 from pytest_aorta.workflow.schedulers import scheduler_of
@@ -56,7 +56,7 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class PlannedAction:
-    """The jobs of an action, and how many of its other units there are of which kind."""
+    """The jobs of an action, and counts of its other units by kind."""
 
     action: Action
     jobs: Sequence[PlannedJob]
@@ -68,7 +68,7 @@ class PlannedAction:
 
 
 def with_nodes(recipe: Recipe, cluster: Cluster, pattern: str, *, is_dry: bool) -> tuple[Recipe, dict[str, str]]:
-    """The recipe with the nodes that its sweeps are for, new ones last, and the states of those that take no jobs."""
+    """The recipe with the nodes of its sweeps, new ones last, and the states of nodes that take no jobs."""
     actions, down = list(recipe.actions), dict[str, str]()
     for number, each in enumerate(actions):
         if each.nodes is None or not fnmatchcase(each.name, pattern):
@@ -83,8 +83,8 @@ def with_nodes(recipe: Recipe, cluster: Cluster, pattern: str, *, is_dry: bool) 
             states = slurm.nodes(None if partition is None else partition.name, table.nodes)
         nodes = tuple(dict.fromkeys([*each.nodes, *(name for name in states if slurm.takes_jobs(states[name]))]))
         if not nodes:
-            found = ", ".join(f"{name} is {state}" for name, state in states.items()) or "there is none"
-            raise RequestError(f"action {each.name!r} has no node that takes jobs: {found}")
+            states_text = ", ".join(f"{name} is {state}" for name, state in states.items()) or "there is none"
+            raise RequestError(f"action {each.name!r} has no node that takes jobs: {states_text}")
         down |= {name: states.get(name, "not there") for name in {*nodes, *states}}
         actions[number] = replace(each, nodes=nodes, table=table.model_copy(update={"trials": trials * len(nodes)}))
         if nodes != each.nodes and not is_dry:
@@ -105,7 +105,7 @@ def plan_action(
     watched: float | None,
     kinds: Mapping[str, Sequence[slurm.NodeKind]] = MappingProxyType({}),
 ) -> PlannedAction:
-    """The jobs for what is left of an action, in at most ``limit`` groups.
+    """Jobs for the open units of an action, in at most ``limit`` groups.
 
     ``arguments``: for the pytest of trials. ``down``: nodes that take no jobs, with their states. ``watched``: since
     when, for units that jobs since then have not left for good. ``kinds``: the nodes of each partition.
@@ -182,7 +182,7 @@ def plan_jobs(
     arguments: Sequence[str] = (),
     kinds: Mapping[str, Sequence[slurm.NodeKind]] = MappingProxyType({}),
 ) -> Iterator[PlannedJob]:
-    """The jobs of an action; groups that follow each other and are of one size share an array.
+    """The jobs of an action; consecutive groups of equal size share an array.
 
     ``kinds``: the nodes of each partition, where they are known.
     """
@@ -197,7 +197,7 @@ def plan_jobs(
         partition = cluster.choose_partition(own.partition, table.resources, size)
         _check_limits(action, cluster, partition, size, kinds)
         for several in (same[start : start + largest] for start in range(0, len(same), largest)):
-            tasks = [Task(units=tuple(units), keys=tuple(map(key_of, units)) if key_of else ()) for units in several]
+            tasks = [JobTask(units=tuple(units), keys=tuple(map(key_of, units)) if key_of else ()) for units in several]
             first, more = several[0][0].replace("/", "-") or "all", f"+{size - 1}" if size > 1 else ""
             job = Job(
                 name=f"{identifier(action.name)[:60]}-{identifier(first)[:60]}{more}.{uuid.uuid4().hex[:12]}",
@@ -260,7 +260,7 @@ def _check_limits(
     size: int,
     kinds: Mapping[str, Sequence[slurm.NodeKind]],
 ) -> None:
-    """Raise ``RecipeError`` for a job over so many units that would wait for ever."""
+    """Raise ``RecipeError`` for a job that could never start."""
     own = action.table.submit_options.get(cluster.name, SubmitOptions())
     there = kinds.get("" if partition is None else partition.name, ())
     if not there or any(
@@ -293,7 +293,7 @@ def _check_limits(
 
 
 def _printed(action: str, options: SubmitOptions) -> str | None:
-    """Where Row's keys have what a job prints, from the folder of the recipe."""
+    """The path for a job's output by Row's keys, relative to the recipe."""
     if options.output_file_path is None and options.output_file_name is None:
         return None
     name = (options.output_file_name or "{action_name}-%j.out").replace("{action_name}", identifier(action))
@@ -313,7 +313,7 @@ def _pytest_line(action: Action, start: Path, arguments: Sequence[str], items: P
 
 
 def submit(planned: PlannedJob, root: Path) -> Job:
-    """Submit a job, and keep what is known of it; with the scheduler ``bash`` it has ended when this returns.
+    """Submit a job and store it; a job of the scheduler ``bash`` has ended when this returns.
 
     Raises:
         SchedulerError: the scheduler has refused it.
@@ -468,7 +468,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")
 
 
 def _sbatch_options(action: Action, cluster: Cluster, partition: Partition | None, units: int) -> Iterator[str]:
-    """The options of a job over so many units, in an order in which those of the user win."""
+    """The options of a job, ordered so that the user's override others."""
     own = action.table.submit_options.get(cluster.name, SubmitOptions())
     resources, memory = action.table.resources, action.table.resources.memory
     gpus, processes = resources.gpus_per_process, resources.total_processes(units)
@@ -518,7 +518,7 @@ def _sbatch_options(action: Action, cluster: Cluster, partition: Partition | Non
 
 
 def quoted(text: str) -> str:
-    """A word of a line that sbatch reads; raises ``RecipeError`` where it cannot be written in one line."""
+    """Quote a word for a line that sbatch reads; raises ``RecipeError`` if it is not printable."""
     if _PLAIN.fullmatch(text):
         return text
     if not text.isprintable():

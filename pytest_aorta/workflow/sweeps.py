@@ -1,7 +1,7 @@
-"""A sweep recipe of AORTA's (``aorta sweep run --recipe``, schema version 1) as the text of a recipe.
+"""A sweep recipe of AORTA's (``aorta sweep run --recipe``, schema version 1), converted to the text of a recipe.
 
 The cells of an action are all environments with all mitigation sets. Variables and options of a cell are part of its
-mitigation set; cells that differ in steps or collectors, or are no such product, are actions of their own.
+mitigation set. Cells become actions of their own where they differ in steps or collectors, or are no such product.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field
 
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.plan import option_text
@@ -25,59 +25,91 @@ from pytest_aorta.probe.variables import is_secret_name
 from pytest_aorta.registry import BUILTIN_MITIGATIONS, variable_from
 from pytest_aorta.settings import OPTION, RequestError
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.recipe import Location, PositiveWhole, Recipe, Table, describe, line_of, parse_recipe
+from pytest_aorta.workflow.recipe import PositiveWhole, Recipe, parse_recipe
+from pytest_aorta.workflow.tables import StrictTable, line_of, read_yaml, validated
 
 _ISOLATION = {"process": "spawn", "in_process": "none"}
 
+#: AORTA's environments for GPUs in software, and the profile of its emulator for each.
+_EMULATED = {"emulated-rocjitsu": "mi350x", "emulated-rocjitsu-dbt": "dbt-mi350x"}
 
+#: Keys of a probe without a counterpart, and what takes their place.
+_OF_PROBES = {
+    "step_time_regex": "metric, with a group (?P<step>...)",
+    "collect_paths": 'the output is always kept, and with cwd = "fresh" what a trial writes',
+    "hang_window_sec": "stall_timeout, in seconds without a step",
+    "hang_grace_period_at_start": "stall_timeout begins with the first step",
+    "retain": "all artifacts are kept",
+    "redaction": "values of variables that may be secrets are never recorded",
+}
+
+#: What AORTA's probes look for in the output of every command, and the patterns for it here.
+_TIER_4 = {
+    "tier4:python_traceback": (r"^Traceback \(most recent call last\):",),
+    "tier4:hip_error": ("@hip-fault", "@oom"),
+    "tier4:cuda_error": ("@cuda-error", "@oom"),
+    "tier4:rocm_error": (r"Error code: \d+",),
+    "tier4:nccl_rccl_error": ("@nccl",),
+    "tier4:collective_timeout": ("@watchdog",),
+    "tier4:nan_signature": ("@nan",),
+}
+
+
+def _toml(value: Any) -> Any:
+    """The value as TOML writes it; raises ``ValueError`` where TOML has no such value."""
+    import tomlkit
+
+    if isinstance(value, Mapping):
+        table = tomlkit.inline_table()
+        table.update({str(name): _toml(each) for name, each in value.items()})
+        return table
+    try:
+        item = tomlkit.item(value)
+        item.as_string().encode()
+        return item
+    except (ValueError, TypeError):
+        raise ValueError("TOML has no such value; expected a text, a number, true, false or a table") from None
+
+
+_IsToml = AfterValidator(lambda value: value if _toml(value) is not None else None)
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Variables = Mapping[str, Annotated[str, _IsToml]]
+Options = Mapping[str, Annotated[Any, _IsToml]]
+Collect = tuple[str, ...] | Mapping[str, Mapping[str, Any]]
 
 
-class Confound(Table):
-    """When a cell is slower than its baseline, and which that is."""
+class Confound(StrictTable):
+    """The cell that others are compared with, and how much slower they may be."""
 
     threshold: Positive | None = None
     baseline_cell: str | None = None
 
 
-class InlineEnvironment(Table):
+class InlineEnvironment(StrictTable):
     docker: str
-    env: Mapping[str, str] = Field(default_factory=dict)
+    env: Variables = Field(default_factory=dict)
 
 
-class StopAfter(Table):
+class StopAfter(StrictTable):
     """A cell ends after so many events, and with ``max_trials`` at the latest."""
 
     events: PositiveWhole
     max_trials: PositiveWhole
     event_verdict: Literal["fail", "pass", "error"] = "fail"
 
-    def keys(self) -> dict[str, Any]:
-        """Of an action."""
-        return {"trials": self.max_trials} | ({"stop_after": self.events} if self.event_verdict == "fail" else {})
 
-    def notes(self) -> Iterator[str]:
-        if self.event_verdict != "fail":
-            yield f"stop_after: event_verdict: {self.event_verdict}: only failures end the trials of a cell"
-
-
-Collect = tuple[str, ...] | Mapping[str, Mapping[str, Any]]
-
-
-class SweepCell(Table):
+class SweepCell(StrictTable):
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
     mitigations: tuple[str, ...] = Field(min_length=1)
     environment: str | InlineEnvironment
-    extra_env: Mapping[str, str] = Field(default_factory=dict, repr=False)
+    extra_env: Variables = Field(default_factory=dict, repr=False)
     trials: PositiveWhole | None = None
     steps: PositiveWhole | None = None
-    workload_config: Mapping[str, Any] = Field(default_factory=dict)
+    workload_config: Options = Field(default_factory=dict)
     collect: Collect | None = None
 
 
-class Common(Table):
-    """What all kinds of sweeps have."""
-
+class AnySweep(StrictTable):
     schema_version: Literal[1]
     trials: PositiveWhole
     ticket: str | None = None
@@ -85,19 +117,33 @@ class Common(Table):
     collect: Collect = ()
     stop_after: StopAfter | None = None
 
+    def trial_keys(self) -> dict[str, Any]:
+        """Keys of an action that say how many trials a cell has."""
+        if (stop := self.stop_after) is None:
+            return {"trials": self.trials}
+        return {"trials": stop.max_trials} | ({"stop_after": stop.events} if stop.event_verdict == "fail" else {})
 
-class Sweep(Common):
+    def unconverted(self, collects: Sequence[Collect | None]) -> Iterator[str]:
+        if self.stop_after is not None and (event := self.stop_after.event_verdict) != "fail":
+            yield f"stop_after: event_verdict: {event}: only failures end the trials of a cell"
+        if any("proton" in (collect or ()) for collect in collects):
+            yield "collect: proton: in a command, python -m triton.profiler.proton before the script; or profile"
+        if any(isinstance(collect, Mapping) and any(collect.values()) for collect in collects):
+            yield "collect: options of collectors"
+
+
+class Sweep(AnySweep):
     workload: str
     steps: PositiveWhole
     cells: tuple[SweepCell, ...] = Field(min_length=1)
     mode: Literal["matrix"] = "matrix"
-    workload_config: Mapping[str, Any] = Field(default_factory=dict)
-    extra_env: Mapping[str, str] = Field(default_factory=dict, repr=False)
+    workload_config: Options = Field(default_factory=dict)
+    extra_env: Variables = Field(default_factory=dict, repr=False)
     trial_isolation: Literal["auto", "in_process", "process"] = "auto"
     save_logs: bool = False
 
 
-class OutputPattern(Table):
+class OutputPattern(StrictTable):
     """What is looked for in the output of a command."""
 
     id: str
@@ -105,7 +151,7 @@ class OutputPattern(Table):
     on_match: str = "fail"
 
 
-class Probe(Common):
+class Probe(AnySweep):
     """``mode: probe``: a command, under each mitigation with each diagnostic."""
 
     mode: Literal["probe"]
@@ -125,241 +171,183 @@ class Probe(Common):
     redaction: Any = None
 
 
-class Sanitizers(BaseModel):
+class SanitizerPlan(BaseModel):
     """``mode: sanitizer``, or with a ``sanitizer_plan``: analyzers of GPU code, which AORTA itself runs."""
 
     sanitizer_plan: Mapping[str, Any]
     ticket: str | None = None
 
 
-def read_sweep(file: Path) -> Sweep | Probe | Sanitizers:
-    """A sweep recipe, checked; raises ``RecipeError`` with the line, or ``RequestError`` where YAML cannot be read."""
-    try:
-        import yaml
-    except ImportError:
-        raise RequestError("a sweep recipe is YAML; to read it: pip install 'pytest-aorta[sweeps]'") from None
-    lines: dict[Location, int] = {(): 1}
-    try:
-        node = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
-        content = None if node is None else yaml.SafeLoader("").construct_document(node)
-        if node is not None:
-            _add_lines(node, (), lines, file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"cannot be read: {error}", file) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        what = getattr(error, "problem", None) or str(error)
-        raise RecipeError(f"is not valid YAML: {what}", file, None if mark is None else mark.line + 1) from None
-    try:
-        table = content if isinstance(content, dict) else {}
-        kind = Sanitizers if "sanitizer_plan" in table else Probe if table.get("mode") == "probe" else Sweep
-        sweep = kind.model_validate(content)
-    except ValidationError as error:
-        location, sentence = describe(error, content)
-        raise RecipeError(sentence, file, line_of(lines, location)) from None
+def read_sweep(file: Path) -> Sweep | Probe | SanitizerPlan:
+    """A checked sweep recipe; raises ``RecipeError`` with the line, or ``RequestError`` where YAML cannot be read."""
+    content, lines = read_yaml(file)
+    table = content if isinstance(content, dict) else {}
+    kind = SanitizerPlan if "sanitizer_plan" in table else Probe if table.get("mode") == "probe" else Sweep
+    sweep: Sweep | Probe | SanitizerPlan = validated(kind, content, lines, file)
     if not isinstance(sweep, Sweep):
         return sweep
     names = [cell.name for cell in sweep.cells]
-    for index, cell in enumerate(sweep.cells):
-        if cell.name in names[:index]:
-            line = line_of(lines, ("cells", index, "name"))
-            raise RecipeError(f"two cells have the name {cell.name!r}", file, line)
-    wanted = sweep.confound.baseline_cell
-    if wanted is not None and wanted not in names:
-        line = line_of(lines, ("confound", "baseline_cell"))
-        raise RecipeError(f"confound.baseline_cell = {wanted!r}: there are {', '.join(names)}", file, line)
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise RecipeError(f"two cells have the name {name!r}", file, line_of(lines, ("cells", index, "name")))
+    _check_baseline(sweep.confound.baseline_cell, names, file, line_of(lines, ("confound", "baseline_cell")))
     return sweep
 
 
-def _add_lines(node: Any, location: Location, lines: dict[Location, int], file: Path) -> None:
-    place: Location
-    if node.id == "sequence":
-        for index, element in enumerate(node.value):
-            place = (*location, index)
-            lines[place] = element.start_mark.line + 1
-            _add_lines(element, place, lines, file)
-    elif node.id == "mapping":
-        for key, value in node.value:
-            place = (*location, str(key.value))
-            if place in lines:
-                raise RecipeError(f"{'.'.join(map(str, place))} is there twice", file, key.start_mark.line + 1)
-            lines[place] = key.start_mark.line + 1
-            _add_lines(value, place, lines, file)
-
-
-@dataclass
-class _Action:
-    keys: Mapping[str, Any]
-    cells: list[SweepCell]
-    environments: list[str]
-    mitigations: list[str]
+def _check_baseline(wanted: str | None, cells: Sequence[str], file: Path, line: int | None = None) -> None:
+    if wanted is not None and wanted not in cells:
+        raise RecipeError(f"confound.baseline_cell = {wanted!r}: there are {', '.join(cells)}", file, line)
 
 
 def read_as_recipe(file: Path) -> tuple[Recipe, list[str]]:
-    """The recipe that a sweep recipe is, and what of it has no counterpart."""
+    """The recipe that a sweep recipe becomes, and notes on the parts of it that have no counterpart."""
     text, notes = converted(read_sweep(file), file)
     return parse_recipe(text, file), notes
 
 
-def converted(sweep: Sweep | Probe | Sanitizers, file: Path, command: Sequence[str] = ()) -> tuple[str, list[str]]:
-    """The text of a recipe, and what of the sweep in ``file`` is not in it.
+def converted(sweep: Sweep | Probe | SanitizerPlan, file: Path, command: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """The text of a recipe, and notes on the parts of the sweep in ``file`` that it leaves out.
 
-    ``command``: the words that a probe is about. Raises ``RequestError`` for a value that TOML does not have, a probe
-    without a command, a command of another sweep.
+    ``command``: the words of the command that a probe runs. Raises ``RequestError`` for a probe without a command, or
+    a command with another kind of sweep.
     """
     if isinstance(sweep, Probe):
         return _of_probe(sweep, file, command)
     if command:
         raise RequestError(f"{shlex.join(command)}: only a recipe with mode: probe is about a command")
-    if isinstance(sweep, Sanitizers):
+    if isinstance(sweep, SanitizerPlan):
         runs = ["aorta", "sweep", "run", "--recipe", os.path.abspath(file)]
         note = "sanitizer_plan: AORTA's own analyzers run it (pip install amd-aorta); here, that is a trial"
-        table = {"command": shlex.join(runs), "trials": 1}
-        return _text([(identifier(file.stem), table, [])], sweep.ticket, [note]), [note]
+        table = {"name": identifier(file.stem), "command": shlex.join(runs), "trials": 1}
+        return _text([(table, [])], sweep.ticket, [note]), [note]
     names = _Names(sweep)
     actions = _actions(sweep, names)
     wanted, threshold = sweep.confound.baseline_cell, sweep.confound.threshold
     named = [cell for cell in sweep.cells if cell.name == wanted or (not wanted and cell.name.startswith("baseline-"))]
-    plain = [cell for cell in sweep.cells if cell.mitigations == ("none",)]
-    baseline = next(iter([*named, *plain]), None)
-    notes = [*sweep.stop_after.notes()] if sweep.stop_after is not None else []
-    if threshold is not None and not 1 < threshold < 2:
+    bare = [cell for cell in sweep.cells if cell.mitigations == ("none",)]
+    baseline = next(iter([*named, *bare]), None)
+    notes = [*sweep.unconverted([sweep.collect, *(cell.collect for cell in sweep.cells)])]
+    keys: dict[str, Any] = {}
+    if threshold is not None and 1 < threshold < 2:
+        keys["speed_margin"] = round(threshold - 1, 6)
+    elif threshold is not None:
         notes.append(f"confound.threshold {threshold}: speed_margin is a share above 0 and below 1")
-    notes += _collector_options([sweep.collect, *(cell.collect for cell in sweep.cells)])
-    home = next((action for action in actions if baseline in action.cells), None)
-    for action in actions:
-        if home is not None and action is not home and baseline is not None:
-            cells = ", ".join(cell.name for cell in action.cells)
+    if sweep.trial_isolation in _ISOLATION:
+        keys["isolation"] = _ISOLATION[sweep.trial_isolation]
+    tables = []
+    home = next((cells for _, cells in actions if baseline in cells), None)
+    for own, cells in actions:
+        name = identifier(file.stem) if len(actions) == 1 else cells[0].name
+        table = {"name": name, "workload": sweep.workload, **own, **sweep.trial_keys()}
+        if sweep.stop_after is None:
+            table["cell_trials"] = {names.label(cell): cell.trials for cell in cells if cell.trials is not None}
+        table = {key: value for key, value in {**table, **names.keys(), **keys}.items() if value}
+        if baseline is not None and cells is home and len(cells) > 1:
+            several = len(own["environments"]) > 1
+            table["baseline"] = names.label(baseline) if several else names.mitigations(baseline)
+        elif baseline is not None and home is not None and cells is not home:
             notes.append(
-                f"the comparison of {cells} with {baseline.name}, of another action: pytest-aorta compare "
-                f"workspace/{home.cells[0].name} workspace/{action.cells[0].name}"
+                f"the comparison of {', '.join(cell.name for cell in cells)} with {baseline.name}, of another action: "
+                f"pytest-aorta compare workspace/{home[0].name} workspace/{cells[0].name}"
             )
-    tables = [
-        (
-            identifier(file.stem) if len(actions) == 1 else action.cells[0].name,
-            _table(sweep, action, names, baseline),
-            [f"{cell.name}: {names.label(cell)}" for cell in action.cells],
-        )
-        for action in actions
-    ]
+        tables.append((table, [f"{cell.name}: {names.label(cell)}" for cell in cells]))
     return _text(tables, sweep.ticket, notes, names.defined), notes
 
 
 def _text(
-    actions: Sequence[tuple[str, Mapping[str, Any], list[str]]],
+    actions: Sequence[tuple[Mapping[str, Any], list[str]]],
     ticket: str | None,
     notes: list[str],
     defined: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> str:
+    import tomlkit
+
     lines = [f"# ticket: {_comment(ticket)}"] if ticket else []
     lines += [f"# not converted: {_comment(note)}" for note in notes]
-    for name, table, comments in actions:
-        lines += ["", *(f"# {_comment(comment)}" for comment in comments), "[[action]]"]
-        lines += [f"{key} = {_toml(value, key)}" for key, value in {"name": name, **table}.items()]
-    for kind, named in defined.items():
-        if named:
-            lines += ["", f"[{kind}]"]
-        lines += [f"{_key(name)} = {_toml(value, f'{kind}.{name}')}" for name, value in named.items()]
+    tables = [("[[action]]", table, comments) for table, comments in actions]
+    tables += [(f"[{kind}]", named, []) for kind, named in defined.items() if named]
+    for header, table, comments in tables:
+        lines += ["", *(f"# {_comment(comment)}" for comment in comments), header]
+        lines += [f"{tomlkit.key(key).as_string()} = {_toml(value).as_string()}" for key, value in table.items()]
     return "\n".join(lines).lstrip("\n") + "\n"
-
-
-#: Keys of a probe without a counterpart, and what there is in their place.
-_OF_PROBES = {
-    "step_time_regex": "metric, with a group (?P<step>...)",
-    "collect_paths": 'the output is always kept, and with cwd = "fresh" what a trial writes',
-    "hang_window_sec": "stall_timeout, in seconds without a step",
-    "hang_grace_period_at_start": "stall_timeout begins with the first step",
-    "retain": "all artifacts are kept",
-    "redaction": "values of variables that may be secrets are never recorded",
-}
-
-
-#: What AORTA's probes look for in the output of every command, and what finds it here.
-_TIER_4 = {
-    "tier4:python_traceback": (r"^Traceback \(most recent call last\):",),
-    "tier4:hip_error": ("@hip-fault", "@oom"),
-    "tier4:cuda_error": ("@cuda-error", "@oom"),
-    "tier4:rocm_error": (r"Error code: \d+",),
-    "tier4:nccl_rccl_error": ("@nccl",),
-    "tier4:collective_timeout": ("@watchdog",),
-    "tier4:nan_signature": ("@nan",),
-}
 
 
 def _of_probe(probe: Probe, file: Path, command: Sequence[str]) -> tuple[str, list[str]]:
     if not command:
         raise RequestError(f"mode: probe is about a command: pytest-aorta convert {file} -- python train.py")
     cells = {
-        f"{mitigation}-{diagnostic}": _mitigations([mitigation, diagnostic], {})
+        f"{mitigation}-{diagnostic}": _mitigations([mitigation, diagnostic])
         for mitigation, diagnostic in itertools.product(probe.mitigation_axis, probe.diagnostic_axis)
     }
-    wanted = probe.confound.baseline_cell or ("none-none" if "none-none" in cells else next(iter(cells)))
-    if wanted not in cells:
-        raise RequestError(f"confound.baseline_cell = {wanted!r}: there are {', '.join(cells)}")
+    _check_baseline(probe.confound.baseline_cell, list(cells), file)
+    baseline = probe.confound.baseline_cell or ("none-none" if "none-none" in cells else next(iter(cells)))
     switched_off = {*probe.disable_detectors, *map(str, probe.disable_detector_tiers)}
     known = {} if switched_off & {"4", "tier4"} else _TIER_4
-    fail_on = list(dict.fromkeys(each for name, found in known.items() if name not in switched_off for each in found))
+    fail_on = [each for name, patterns in known.items() if name not in switched_off for each in patterns]
     others: list[str] = []
     for pattern in probe.custom_patterns:
         regex = pattern.match.get("regex")
         (fail_on if pattern.on_match == "fail" and isinstance(regex, str) else others).append(regex or pattern.id)
-    table: dict[str, Any] = {"command": shlex.join(command), "trials": probe.trials}
-    table |= probe.stop_after.keys() if probe.stop_after else {}
-    table["mitigations"] = list(dict.fromkeys(cells.values()))
-    if len(cells) > 1:
-        table["baseline"] = cells[wanted]
-    table |= {"timeout": probe.timeout_per_trial} if probe.timeout_per_trial else {}
-    table |= {"fail_on": fail_on} if fail_on else {}
-    table |= {"collect": collect} if (collect := _collect(probe.collect)) else {}
+    keys = {
+        "name": identifier(file.stem),
+        "command": shlex.join(command),
+        **probe.trial_keys(),
+        "mitigations": list(dict.fromkeys(cells.values())),
+        "baseline": cells[baseline] if len(cells) > 1 else None,
+        "timeout": probe.timeout_per_trial,
+        "fail_on": list(dict.fromkeys(fail_on)),
+        "collect": _collect(probe.collect),
+    }
     notes = [f"{key}: {text}" for key, text in _OF_PROBES.items() if getattr(probe, key)]
-    notes += probe.stop_after.notes() if probe.stop_after else ()
-    notes += [f"custom_patterns: {pattern}" for pattern in others] + list(_collector_options([probe.collect]))
-    comments = [f"{name}: {text}" for name, text in cells.items()]
-    return _text([(identifier(file.stem), table, comments)], probe.ticket, notes), notes
+    notes += [*(f"custom_patterns: {pattern}" for pattern in others), *probe.unconverted([probe.collect])]
+    table = {key: value for key, value in keys.items() if value}
+    return _text([(table, [f"{name}: {text}" for name, text in cells.items()])], probe.ticket, notes), notes
 
 
-def _mitigations(names: Sequence[str], variables: Mapping[str, str]) -> str:
+def _mitigations(names: Sequence[str]) -> str:
     """A mitigation set as a text."""
-    found = [name for name in names if name != "none"] + [f"{name}={value}" for name, value in variables.items()]
-    return ",".join(dict.fromkeys(found)) or "none"
+    return ",".join(dict.fromkeys(name for name in names if name != "none")) or "none"
 
 
-def _actions(sweep: Sweep, names: _Names) -> list[_Action]:
-    found: list[_Action] = []
+def _collect(collect: Collect) -> list[str]:
+    return [name for name in collect if name != "proton"]
+
+
+def _actions(sweep: Sweep, names: _Names) -> list[tuple[dict[str, Any], list[SweepCell]]]:
+    """The cells of each action, and its keys that they share: products of environments and mitigation sets.
+
+    A cell that occurs again with the same environment and mitigations is for the next action.
+    """
+    occurrences: Counter[object] = Counter()
+    rows: dict[tuple[object, ...], list[SweepCell]] = {}
     for cell in sweep.cells:
-        collect = _collect(sweep.collect if cell.collect is None else cell.collect)
-        keys = {"steps": cell.steps or sweep.steps, "collect": collect}
-        environment, text = names.environment(cell), names.mitigations(cell)
-        for action in found:
-            same = action.keys == keys and action.environments == [environment]
-            if same and text not in action.mitigations:
-                action.cells.append(cell)
-                action.mitigations.append(text)
-                break
-        else:
-            found.append(_Action(keys, [cell], [environment], [text]))
-    merged: list[_Action] = []
-    for action in found:
-        for other in merged:
-            same = other.keys == action.keys and other.mitigations == action.mitigations
-            if same and action.environments[0] not in other.environments:
-                other.environments += action.environments
-                other.cells += action.cells
-                break
-        else:
-            merged.append(action)
-    return merged
-
-
-#: AORTA's own environments for GPUs in software, and the profile of its emulator that each runs under.
-_EMULATED = {"emulated-rocjitsu": "mi350x", "emulated-rocjitsu-dbt": "dbt-mi350x"}
+        collect = tuple(_collect(sweep.collect if cell.collect is None else cell.collect))
+        row = (cell.steps or sweep.steps, collect, names.environment(cell))
+        text = names.mitigations(cell)
+        occurrences[row, text] += 1
+        rows.setdefault((*row, occurrences[row, text]), []).append(cell)
+    products: dict[tuple[Any, ...], list[list[SweepCell]]] = {}
+    for (steps, chosen, _, occurrence), cells in rows.items():
+        products.setdefault((steps, chosen, occurrence, tuple(map(names.mitigations, cells))), []).append(cells)
+    return [
+        (
+            {
+                "environments": [names.environment(cells[0]) for cells in same],
+                "mitigations": list(mitigations),
+                "steps": steps,
+                "collect": list(chosen),
+            },
+            [cell for cells in same for cell in cells],
+        )
+        for (steps, chosen, _, mitigations), same in products.items()
+    ]
 
 
 class _Names:
     """What the cells of a sweep are called in a recipe, and the names that it defines for them.
 
-    What only some cells have of variables and options is part of their mitigation sets: as ``NAME=VALUE`` where that
-    can be written so and shown, otherwise as a mitigation with the name of the cell.
+    Variables and options that only some cells have are part of their mitigation sets: as ``NAME=VALUE`` where that
+    can be written and shown, otherwise as a mitigation with the name of the cell.
     """
 
     def __init__(self, sweep: Sweep) -> None:
@@ -368,12 +356,17 @@ class _Names:
             | {f"{OPTION}{name}": value for name, value in {**sweep.workload_config, **cell.workload_config}.items()}
             for cell in sweep.cells
         }
-        texts = [{name: option_text(value) for name, value in each.items()} for each in self._of.values()]
-        shared = set.intersection(*(set(each.items()) for each in texts))
+        texts = [{(name, option_text(value)) for name, value in each.items()} for each in self._of.values()]
+        shared = set.intersection(*texts)
         first = next(iter(self._of.values()))
-        #: Variables, and ``config.NAME``, of all cells.
-        self.shared = {name: value for name, value in first.items() if (name, option_text(value)) in shared}
+        self._shared = {name: value for name, value in first.items() if (name, option_text(value)) in shared}
         self.defined: dict[str, dict[str, Any]] = {"mitigation": {}, "environment": {}}
+
+    def keys(self) -> dict[str, Any]:
+        """Options and variables of all cells."""
+        options = {name: value for name, value in self._shared.items() if name.startswith(OPTION)}
+        variables = {name: value for name, value in self._shared.items() if name not in options}
+        return {"config": {k.removeprefix(OPTION): value for k, value in options.items()}, "extra_env": variables}
 
     def environment(self, cell: SweepCell) -> str:
         inline = cell.environment
@@ -382,89 +375,25 @@ class _Names:
                 self.defined["environment"][inline] = {"launcher": f"mirage run --profile {_EMULATED[inline]} --"}
             return "local" if inline == "default" else inline
         named, table = self.defined["environment"], inline.model_dump(exclude_defaults=True)
-        plain = re.sub(r"[^A-Za-z0-9_.]+", "_", inline.docker.rpartition("/")[2]).strip("_") or "image"
-        names = itertools.chain([plain], (f"{plain}_{number}" for number in itertools.count(2)))
+        image = re.sub(r"[^A-Za-z0-9_.]+", "_", inline.docker.rpartition("/")[2]).strip("_") or "image"
+        names = itertools.chain([image], (f"{image}_{number}" for number in itertools.count(2)))
         return next(name for name in names if named.setdefault(name, table) == table)
 
     def mitigations(self, cell: SweepCell) -> str:
-        own = {name: value for name, value in self._of[cell.name].items() if name not in self.shared}
+        own = {name: value for name, value in self._of[cell.name].items() if name not in self._shared}
         texts = {name: option_text(value) if name.startswith(OPTION) else value for name, value in own.items()}
-        if any(
-            "," in text or is_secret_name(name) or variable_from(f"{name}={text}") is None
-            for name, text in texts.items()
+        pairs = [f"{name}={text}" for name, text in texts.items()]
+        if any("," in text or is_secret_name(name) for name, text in texts.items()) or None in map(
+            variable_from, pairs
         ):
             taken = cell.name in {each.name for each in BUILTIN_MITIGATIONS}
-            name = f"{cell.name}_cell" if taken else cell.name
-            self.defined["mitigation"][name] = own
-            return _mitigations([*cell.mitigations, name], {})
-        return _mitigations(cell.mitigations, texts)
+            pairs = [f"{cell.name}_cell" if taken else cell.name]
+            self.defined["mitigation"][pairs[0]] = own
+        return _mitigations([*cell.mitigations, *pairs])
 
     def label(self, cell: SweepCell) -> str:
         return f"{identifier(self.environment(cell))}-{'+'.join(map(identifier, self.mitigations(cell).split(',')))}"
 
 
-def _table(sweep: Sweep, action: _Action, names: _Names, baseline: SweepCell | None) -> dict[str, Any]:
-    keys: dict[str, Any] = {
-        "workload": sweep.workload,
-        "environments": action.environments,
-        "mitigations": action.mitigations,
-        "trials": sweep.trials,
-    }
-    if sweep.stop_after is not None:
-        keys |= sweep.stop_after.keys()
-    else:
-        keys["cell_trials"] = {names.label(cell): cell.trials for cell in action.cells if cell.trials is not None}
-    keys["config"] = {
-        name.removeprefix(OPTION): value for name, value in names.shared.items() if name.startswith(OPTION)
-    }
-    keys["extra_env"] = {name: value for name, value in names.shared.items() if not name.startswith(OPTION)}
-    keys |= action.keys
-    keys = {name: value for name, value in keys.items() if value}
-    if sweep.confound.threshold is not None and 1 < sweep.confound.threshold < 2:
-        keys["speed_margin"] = round(sweep.confound.threshold - 1, 6)
-    if sweep.trial_isolation in _ISOLATION:
-        keys["isolation"] = _ISOLATION[sweep.trial_isolation]
-    if baseline is not None and baseline in action.cells and len(action.cells) > 1:
-        several = len(action.environments) > 1
-        keys["baseline"] = names.label(baseline) if several else names.mitigations(baseline)
-    return keys
-
-
-def _collect(collect: Collect) -> list[str]:
-    return [name for name in collect if name != "proton"]
-
-
-def _collector_options(collects: Sequence[Collect | None]) -> Iterator[str]:
-    if any("proton" in (collect or ()) for collect in collects):
-        yield "collect: proton: in a command, python -m triton.profiler.proton before the script; or collect profile"
-    if any(isinstance(collect, Mapping) and any(collect.values()) for collect in collects):
-        yield "collect: options of collectors"
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
-
-
 def _comment(text: str | None) -> str:
     return " ".join(json.dumps(text or "", ensure_ascii=True)[1:-1].split())
-
-
-def _toml(value: Any, key: str) -> str:
-    import tomlkit
-
-    for name, each in value.items() if isinstance(value, Mapping) else ():
-        _toml(each, f"{key}.{name}")  # to name what is wrong
-    try:
-        if isinstance(value, Mapping):
-            table = tomlkit.inline_table()
-            table.update({str(name): each for name, each in value.items()})
-            text = table.as_string()
-        else:
-            text = tomlkit.item(value).as_string()
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError(f"{key} has a text with a lone surrogate, which TOML cannot have") from None
-    except (ValueError, TypeError):
-        expected = "expected a text, a number, true, false or a table"
-        raise RequestError(f"{key} = {value!r}: TOML has no such value; {expected}") from None
-    return text

@@ -53,7 +53,7 @@ def staged_text(path: Path, text: str) -> Iterator[Path]:
 
 
 def remove_abandoned(temporary: Path) -> None:
-    """Remove a temporary file whose writer was killed; that of one which still writes stays."""
+    """Remove a temporary file, unless its writer still lives."""
     with contextlib.suppress(OSError), temporary.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         temporary.unlink()
@@ -61,7 +61,7 @@ def remove_abandoned(temporary: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder against other processes and threads; without one, where it cannot be had.
+    """Lock a folder against other processes and threads; does nothing where locks are not available.
 
     The kernel releases it when its holder dies.
     """

@@ -39,8 +39,8 @@ class TrialPaths:
     @property
     def repeat(self) -> int:
         """Which repeat of the trial in one run this is; 0 for the trial itself."""
-        found = _REPEAT.fullmatch(self.file.name)
-        return int(found[1]) if found else 0
+        match = _REPEAT.fullmatch(self.file.name)
+        return int(match[1]) if match else 0
 
     def repeated(self, number: int) -> TrialPaths:
         """Paths of the trial's repeat ``number``: ``trial_<T>.repeat_<N>.json``; 0 is the trial itself."""

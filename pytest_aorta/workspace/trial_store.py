@@ -100,8 +100,8 @@ def retire_others(
     """
     files = {paths.file for paths in kept}
     for workload in workloads:
-        found = [*(results / workload).glob("trial_*.json"), *(results / workload).glob("*/trial_*.json")]
-        for paths in [TrialPaths(PurePosixPath(path.relative_to(results).as_posix())) for path in found]:
+        there = [*(results / workload).glob("trial_*.json"), *(results / workload).glob("*/trial_*.json")]
+        for paths in [TrialPaths(PurePosixPath(path.relative_to(results).as_posix())) for path in there]:
             if paths.file not in files and (results / paths.file).lstat().st_mtime < before:
                 retire(results, paths, run)
                 with contextlib.suppress(OSError):
@@ -114,10 +114,10 @@ def prune(results: Path, run: str, kept: int) -> int:
     if not (history / run).is_dir():
         return 0
     for workload in [path.name for path in (history / run).glob("*") if path.is_dir()]:
-        found = list(history.glob(f"*/{glob.escape(workload)}"))
-        names = {folder: folder.parent.name for folder in found}  # <run>, <run>~1, ... <run>~10
-        found.sort(key=lambda folder: (names[folder].partition("~")[0], len(names[folder]), names[folder]))
-        for folder in found[: max(0, len(found) - kept)]:
+        folders = list(history.glob(f"*/{glob.escape(workload)}"))
+        names = {folder: folder.parent.name for folder in folders}  # <run>, <run>~1, ... <run>~10
+        folders.sort(key=lambda folder: (names[folder].partition("~")[0], len(names[folder]), names[folder]))
+        for folder in folders[: max(0, len(folders) - kept)]:
             removed += sum(_RECORD.fullmatch(path.name) is not None for path in folder.rglob("*.json"))
             shutil.rmtree(folder, ignore_errors=True)
     for folder in history.glob("*"):
@@ -138,8 +138,8 @@ def cell_of(file: Path) -> str | None:
     try:
         with file.open(encoding="utf-8") as opened:
             head = opened.read(_HEAD)
-        found = _CELL.search(head)
-        cell = json.loads(found[1]) if found else json.loads(file.read_text(encoding="utf-8")).get("cell")
+        match = _CELL.search(head)
+        cell = json.loads(match[1]) if match else json.loads(file.read_text(encoding="utf-8")).get("cell")
     except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return cell if isinstance(cell, str) else None
@@ -318,11 +318,11 @@ class TrialStore:
         """
         folder = paths.file.parent
         if folder not in self._modules:
-            found: set[str] = set()
+            modules: set[str] = set()
             for path in (self.results / folder).glob("trial_*.json"):
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-                    found.update((_load(path).get("fingerprint_parts") or {}).get(IMPORTED_MODULES, ()))
-            self._modules[folder] = frozenset(found - {"_distutils_hack"})  # every process with setuptools has it
+                    modules.update((_load(path).get("fingerprint_parts") or {}).get(IMPORTED_MODULES, ()))
+            self._modules[folder] = frozenset(modules - {"_distutils_hack"})  # every process with setuptools has it
         return self._modules[folder]
 
     def packages(self, digest: str) -> Mapping[str, str] | None:

@@ -44,7 +44,7 @@ def steady(stage: Stage) -> Stage:
 @names_devices
 def test_a_bad_device_is_named_and_no_mitigation(steady: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    options = ("--aorta-trials", "24", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
+    options = ("--aorta-trials", "16", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
     result = steady.run("--aorta-workload", "steady", *options, "--aorta-slots", "2", "--aorta-devices", "0,1")
     result.stdout.fnmatch_lines(["*failures on GPU 0: suspect the device, not the variables*"])
     assert "fixes" not in text(result)
@@ -55,7 +55,7 @@ def test_a_bad_device_is_named_and_no_mitigation(steady: Stage, monkeypatch: pyt
 
     devices = by_place(steady, "results", lambda trial: tuple(trial["imposed"]["devices"]))
     assert {device for _, device in devices} == {(0,), (1,)}
-    assert all(abs(devices["local-none", it] - devices["local-omp_1", it]) <= 8 for it in ((0,), (1,)))
+    assert all(abs(devices["local-none", it] - devices["local-omp_1", it]) <= 6 for it in ((0,), (1,)))
     assert {trial["side_by_side"]["slot"] for trial in steady.trials().values()} == {0, 1}
 
 

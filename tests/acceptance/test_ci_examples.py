@@ -31,7 +31,7 @@ mitigations = ["none", "omp_1"]
 [[action]]
 name = "list"
 each = "cell"
-command = "ls workspace/{cell_folder} > workspace/{cell_folder}/files.txt"
+command = "ls {folder} > {folder}/files.txt"
 products = ["files.txt"]
 previous_actions = ["matrix"]
 """

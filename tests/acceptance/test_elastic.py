@@ -308,6 +308,7 @@ def test_fresh_interpreters(sums: Stage) -> None:
     assert trial["phases_sec"].keys() >= {"setup", "run", "cleanup"}
 
 
+@pytest.mark.slow
 def test_redirects_and_tee_of_single_ranks_and_a_variable_that_wins_over_the_launchers(sums: Stage) -> None:
     trial = run(sums, "Sums", *elastic("redirects=1:3", "tee=1:1"), "--aorta-extra-env", "OMP_NUM_THREADS=3")
     logs = sorted(name for name in trial["artifacts"] if "rank" in name)

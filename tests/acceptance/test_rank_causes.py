@@ -120,15 +120,18 @@ dist.all_reduce(torch.ones(1))
 """
 
 
-def test_a_rank_that_another_has_started_and_not_waited_for_is_the_cause_as_it_has_ended(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("how", "end"), [("killed", ("SIGKILL", None)), pytest.param("exits", (None, 7), marks=pytest.mark.slow)]
+)
+def test_a_rank_that_another_has_started_and_not_waited_for_is_the_cause_as_it_has_ended(
+    stage: Stage, how: str, end: tuple[str | None, int | None]
+) -> None:
     stage.write_file("starts.py", STARTS_THE_OTHER)
-    commands = [f"python starts.py {how} {free_port()}" for how in ("killed", "exits")]
-    words = [word for command in commands for word in ("--aorta-command", command)]
-    stage.run_here(*words, "--aorta-trials", "1", "--aorta-observe", "full")  # no launcher says that there are ranks
-
-    failures = {trial["config"]["command"]: trial["failure"] for trial in stage.trials().values()}
-    found = [(failures[each]["rank"], failures[each]["signal"], failures[each]["exit_code"]) for each in commands]
-    assert found == [(1, "SIGKILL", None), (1, None, 7)]
+    command = f"python starts.py {how} {free_port()}"
+    # No launcher says that there are ranks.
+    stage.run_here("--aorta-command", command, "--aorta-trials", "1", "--aorta-observe", "full")
+    [trial] = stage.trials().values()
+    assert (trial["failure"]["rank"], trial["failure"]["signal"], trial["failure"]["exit_code"]) == (1, *end)
 
 
 FAILS_ONCE = """

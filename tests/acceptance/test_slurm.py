@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -83,10 +85,14 @@ def test_a_node_that_is_lost_when_the_first_is_done(steps: Steps) -> None:
 
 @pytest.mark.slow
 def test_sbatch_takes_all_golden_scripts(slurm: Slurm, tmp_path: Path) -> None:
-    for file in sorted((Path(__file__).parents[1] / "workflow/golden").glob("*.sh")):
+    golden, file = Path(__file__).parents[1] / "workflow/golden", tmp_path / "cpu.sh"
+    for difference in (None, *sorted(golden.glob("*.diff"))):
+        shutil.copy(golden / "cpu.sh", file)
+        if difference is not None:
+            subprocess.run(["git", "apply", "--unidiff-zero", "-p0", difference], cwd=tmp_path, check=True)
         script = file.read_text().replace("act-NAME", "act").replace("#SBATCH --qos=low\n", "")  # needs accounting
-        (tmp_path / file.name).write_text(script)
-        slurm.command("sbatch", "--test-only", tmp_path / file.name)
+        file.write_text(script)
+        slurm.command("sbatch", "--test-only", file)
 
 
 @pytest.mark.slow

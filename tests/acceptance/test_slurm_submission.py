@@ -29,7 +29,7 @@ group.maximum_size = 2
 [[action]]
 name = "list"
 each = "cell"
-command = "ls workspace/{cell_folder} > workspace/{cell_folder}/files; echo done"
+command = "ls {folder} > {folder}/files; echo done"
 products = ["files"]
 previous_actions = ["matrix"]
 """

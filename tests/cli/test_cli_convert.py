@@ -172,7 +172,7 @@ def test_options_keep_their_types_and_what_toml_cannot_have_is_named(folder: Pat
         "none": 3,
     }
     (folder / "sweep.yaml").write_text(SWEEP + "workload_config: {when: null}\n")
-    assert "sweep.yaml: config.when = None: TOML has no such value" in command("convert", "sweep.yaml").stderr
+    assert "31: workload_config.when is null: TOML has no such value" in command("convert", "sweep.yaml").stderr
     for text in ("", "[]", "5", "text"):
         (folder / "sweep.yaml").write_text(text)
         said = command("convert", "sweep.yaml").stderr

@@ -65,26 +65,25 @@ def test_trials_artifacts_and_history_of_all_sources(here: Path) -> None:
     cells = {cell["cell"]: cell["seen"] for cell in json.loads((here / "all/matrix.json").read_text())["cells"]}
     assert cells == {"local-none": 4, "local-omp_1": 4}
     assert "8 trials in 2 cells" in (here / "all/matrix.md").read_text()
+    (here / "a/.x1y2z3.tmp").write_text("of a writer that was killed")
     (here / "a/probe/local-none/trial_0/later.log").touch()  # which its record does not know
     assert command("merge", "a", "all").output.startswith("0 trials and 1 other file merged")
 
 
 @pytest.mark.parametrize("existing", [False, True], ids=["among sources", "with the destination"])
-def test_different_records_of_a_trial_are_a_conflict(here: Path, existing: bool) -> None:
+def test_two_records_of_a_trial_that_differ_are_an_error(here: Path, existing: bool) -> None:
     write(here / "c", "none", 1, host="there")
     if existing:
         command("merge", "a", "all")
     before = tree(here / "all")
     result = command("merge", *([] if existing else ["a"]), "c", "b", "all")
     first = "all" if existing else "a"
-    assert result.exit_code == 1
-    assert result.stderr.splitlines() == [
-        f"conflict: {first}/probe/local-none/trial_1.json and c/probe/local-none/trial_1.json differ",
-        "1 conflict: nothing was changed",
-    ]
+    said = f"{first}/probe/local-none/trial_1.json and c/probe/local-none/trial_1.json differ"
+    assert (result.exit_code, result.stderr) == (2, f"Error: {said}; nothing was merged\n")
     assert tree(here / "all") == before
-    found = json.loads(command("merge", "--json", "a", "c", "other").stdout)
-    assert [each["path"] for each in found["conflicts"]] == ["probe/local-none/trial_1.json"]
+    for name in ("a", "c"):
+        (here / name / "notes.txt").write_text(name)
+    assert "differ (and 1 other pair); nothing was merged" in command("merge", "a", "c", "other").stderr
 
 
 def test_hosts_with_one_cell_each(here: Path) -> None:
@@ -105,15 +104,6 @@ def test_hosts_with_one_cell_each(here: Path) -> None:
     assert command("merge", "x", "y", "z", "xyz").output.endswith("3 there already\n")
 
 
-def test_what_has_no_record_stays(here: Path) -> None:
-    (here / "a/probe/local-none/trial_9").mkdir()
-    (here / "a/probe/local-none/trial_9/stdout.log").write_text("killed")
-    (here / "a/probe/local-none/.trial_8.json.x1y2z3.tmp").write_text("{")
-    result = command("merge", "a", "all")
-    assert result.stderr == "warning: left out, as it is of no finished trial: a/probe/local-none/trial_9\n"
-    assert not [path for path in tree(here / "all") if "trial_9" in path or ".tmp" in path]
-
-
 @pytest.mark.parametrize("allowed", [0, 12])
 def test_a_killed_merge_is_repeated(here: Path, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it has done so far: a record is there only with all of its artifacts."""
@@ -125,7 +115,7 @@ def test_a_killed_merge_is_repeated(here: Path, allowed: int, monkeypatch: pytes
         "    if not next(left): os._exit(9)\n"
         "    real(temporary, target)\n"
         "os.rename = rename\n"
-        "def refuse(*paths): raise OSError(18, 'other file system')\n"
+        "def refuse(*paths, **options): raise OSError(18, 'other file system')\n"
         "os.link = refuse\n"
         "from pytest_aorta.cli.main import main\n"
         "main(['merge', 'a', 'b', 'all'])\n"
@@ -134,7 +124,7 @@ def test_a_killed_merge_is_repeated(here: Path, allowed: int, monkeypatch: pytes
     for path in (here / "all").rglob("trial_?.json"):
         assert (path.with_suffix("") / "stdout.log").exists()
 
-    def refuse(*paths: object) -> None:
+    def refuse(*paths: object, **options: object) -> None:
         raise OSError(18, "other file system")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -171,8 +161,8 @@ def test_workspaces_of_a_recipe_and_their_index(here: Path, monkeypatch: pytest.
     assert not os.path.samefile(here / "one/workspace/dir0/one", here / "whole/workspace/dir0/one")
     (here / "one/workspace/dir0/one").write_text("other")
     result = command("merge", here / "one", ".")
-    assert result.exit_code == 1
-    assert "conflict" in result.stderr
+    assert result.exit_code == 2
+    assert "differ; nothing was merged" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from support.projects import COMMANDS, MATRIX, command, complete, project, short_status
 from support.stage import Stage
 
-from pytest_aorta.workflow.jobs import Job, Task
+from pytest_aorta.workflow.jobs import Job, JobTask
 from pytest_aorta.workflow.known import Journal
 
 
@@ -65,7 +65,7 @@ def test_clean_forgets_the_index_and_nothing_else(folder: Path) -> None:
 
 
 def test_clean_spares_jobs_and_running_actions(folder: Path) -> None:
-    tasks = [Task(units=("dir0",)), Task(units=("dir1",))]
+    tasks = [JobTask(units=("dir0",)), JobTask(units=("dir1",))]
     recipe = str(folder / "aorta.toml")
     job = Job(name="j", cluster="delta", scheduler="slurm", action="one", recipe=recipe, tasks=tasks, number="71")
     job.save()

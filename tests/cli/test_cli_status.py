@@ -11,7 +11,7 @@ from support.fake_distributions import install
 from support.projects import COMMANDS, MATRIX, command, complete, project, short_status
 from support.stage import Stage
 
-from pytest_aorta.workflow.jobs import Job, Task
+from pytest_aorta.workflow.jobs import Job, JobTask
 from pytest_aorta.workflow.known import Journal, Outcome
 
 
@@ -125,7 +125,7 @@ def test_a_value_that_cannot_be_read_is_named(folder: Path) -> None:
 
 
 def test_submitted_jobs_are_counted_and_shown(folder: Path) -> None:
-    recipe, tasks = str(folder / "aorta.toml"), [Task(units=("dir0", "dir1"))]
+    recipe, tasks = str(folder / "aorta.toml"), [JobTask(units=("dir0", "dir1"))]
     Job(name="j", cluster="delta", scheduler="slurm", action="one", recipe=recipe, tasks=tasks, number="71").save()
     assert short_status("-a", "one") == {"one": [0, 0, 0, 2, 8, 0]}
     shown = command("show", "directories", "-a", "one", "--submitted").stdout.splitlines()
@@ -134,7 +134,7 @@ def test_submitted_jobs_are_counted_and_shown(folder: Path) -> None:
 
 def test_a_command_that_a_job_has_begun_twice_is_told(folder: Path) -> None:
     """As SLURM does with a job whose node it has lost, while that goes on."""
-    recipe, tasks = str(folder / "aorta.toml"), [Task(units=("dir0", "dir1"))]
+    recipe, tasks = str(folder / "aorta.toml"), [JobTask(units=("dir0", "dir1"))]
     job = Job(name="j", cluster="delta", scheduler="slurm", action="one", recipe=recipe, tasks=tasks, number="71")
     job.save()
     (job.folder / "task-0.log").write_text("began 0 n0\nbegan 0 n1\nstatus 0 0\nbegan 1 n1\n")

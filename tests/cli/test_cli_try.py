@@ -134,15 +134,20 @@ def test_a_command_that_cannot_run_is_no_fault(stage: Stage) -> None:
             "no run has ended within 3s: it waits (* % of a core, in time.sleep(60) at *:2).",
             marks=[pytest.mark.slow, pytest.mark.long],
         ),
-        (
+        pytest.param(
             "import queue, threading\nthreading.Thread(target=lambda: queue.Queue().get()).start()",
             "no run has ended within 3s: it waits (* % of a core, in queue.get at train.py:2).",
+            marks=pytest.mark.slow,
         ),
         (
             "def work():\n    while True: pass\nwork()",
             "no run has ended within 3s: it computes (* % of a core, in * at *).",
         ),
-        ("import endless", "no run has ended within 3s: it computes (* % of a core, in import endless)."),
+        pytest.param(
+            "import endless",
+            "no run has ended within 3s: it computes (* % of a core, in import endless).",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["sleeps", "thread", "computes", "imports"],
 )
@@ -169,8 +174,12 @@ def test_a_run_hangs_when_it_takes_longer_than_the_user_has_said(stage: Stage) -
             "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()",
             "its command line is wrong: the following arguments are required: --data",
         ),
-        ("open('weights.bin')", "FileNotFoundError: [[]Errno 2] No such file or directory: 'weights.bin'"),
-        ("import nowhere", "ModuleNotFoundError: No module named 'nowhere'"),
+        pytest.param(
+            "open('weights.bin')",
+            "FileNotFoundError: [[]Errno 2] No such file or directory: 'weights.bin'",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("import nowhere", "ModuleNotFoundError: No module named 'nowhere'", marks=pytest.mark.slow),
         ("input()", "it reads standard input, which is empty (--stdin FILE gives each run one)"),
     ],
     ids=["arguments", "file", "module", "stdin"],
@@ -222,11 +231,12 @@ def test_groups_of_numbers(values: list[float], groups: tuple[tuple[float, int],
     assert two_groups(values) == groups
 
 
-@pytest.mark.parametrize("way", ["option", "file", "pipe"])
+@pytest.mark.parametrize("way", ["option", pytest.param("file", marks=pytest.mark.slow), "pipe"])
 def test_each_run_reads_the_standard_input(stage: Stage, way: str) -> None:
     stage.write(train="print('step 1 loss', input())\nprint('step 2 loss', input())")
     data = stage.write_file("data.txt", "0.5\n0.25")
-    words = [*TRY, *(["--stdin", "data.txt"] if way == "option" else []), "--", "python", "train.py"]
+    given = ["--stdin", "data.txt"] if way == "option" else []
+    words = [*TRY, "--time", "3s", *given, "--", "python", "train.py"]
     env = {**OWN, "XDG_CACHE_HOME": str(stage.path / "cache")}
     if way == "pipe":
         process = stage.start_command(*words, env=env, stdin=subprocess.PIPE)

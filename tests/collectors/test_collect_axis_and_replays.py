@@ -113,14 +113,14 @@ _FLAKY = """
 
 _SEES = """
     from pathlib import Path
-    from pytest_aorta.collectors.contract import Collector, Summary
+    from pytest_aorta.collectors.contract import Collector, CollectorSummary
 
     class Sees(Collector):
         in_process = Path(__file__).with_name("sees_in_rank.py")
         needs_torch = False
 
         def summarize(self, folder, ranks):
-            return Summary(f"saw {len(list(folder.glob('*.seen')))} process")
+            return CollectorSummary(f"saw {len(list(folder.glob('*.seen')))} process")
 """
 
 _SEES_IN_RANK = """

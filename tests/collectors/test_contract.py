@@ -16,7 +16,7 @@ import pytest
 from support.fake_distributions import write_distribution
 from support.stage import Stage
 
-from pytest_aorta.collectors.contract import Collector, CollectorError, Summary, load
+from pytest_aorta.collectors.contract import Collector, CollectorError, CollectorSummary, load
 from pytest_aorta.launch.host import collecting
 
 ROOT = Path(__file__).parents[2]
@@ -71,22 +71,24 @@ def test_options_are_read_as_their_defaults_are_and_what_cannot_be_used_is_refus
 class Wide(Collector):
     """Names a file of its own, one of the host, and one that is not there."""
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         print("it may print")
         (folder / "own.txt").write_text("1")
-        return Summary("wide", {"x": math.inf}, (folder / "own.txt", Path("/etc/passwd"), folder / "missing.txt"))
+        return CollectorSummary(
+            "wide", {"x": math.inf}, (folder / "own.txt", Path("/etc/passwd"), folder / "missing.txt")
+        )
 
 
 class Raising(Collector):
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         raise ValueError(f"of ranks {ranks}")
 
 
 class Endless(Collector):
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         (folder / "pid").write_text(str(os.getpid()))
         time.sleep(1e6)
-        return Summary()
+        return CollectorSummary()
 
 
 def test_a_summary_changes_no_other_and_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.collectors.divergence import Step, Trial, compare_trials, described
+from pytest_aorta.collectors.divergence import Step, StepTraces, compare_trials, described
 from pytest_aorta.triage.starts import compare_sides
 
 
-def _trial(*steps: str, events: Sequence[str] = ("forward:a", "forward:b", "parameter:w"), rank: int = 0) -> Trial:
+def _trial(*steps: str, events: Sequence[str] = ("forward:a", "forward:b", "parameter:w"), rank: int = 0) -> StepTraces:
     """A trial of one rank; each letter stands for a hash."""
     made = [
         Step(number, tuple(events[: len(step)]), "".join(letter * 8 for letter in step))
         for number, step in enumerate(steps, 1)
     ]
-    return Trial({rank: made})
+    return StepTraces({rank: made})
 
 
 def test_trials_leave_the_majority_where_they_differ_first() -> None:
@@ -47,7 +47,7 @@ def test_trials_leave_the_majority_where_they_differ_first() -> None:
 def test_the_rank_that_differs_first_is_named_and_another_order_of_calls_is_no_other_hash() -> None:
     one, two = _trial("abc").ranks[0], _trial("abc").ranks[0]
     other = _trial("abx").ranks[0]
-    found = compare_trials({"0": Trial({0: one, 1: two}), "1": Trial({0: other, 1: _trial("axx").ranks[0]})})
+    found = compare_trials({"0": StepTraces({0: one, 1: two}), "1": StepTraces({0: other, 1: _trial("axx").ranks[0]})})
     assert found.places["1"].text(2) == "step 1, rank 1, the output of `b`"
     swapped = _trial("abc", events=("forward:b", "forward:a", "parameter:w"))
     found = compare_trials({"0": _trial("abc"), "1": _trial("abc"), "2": swapped})
@@ -65,8 +65,8 @@ def test_two_sides_are_compared_as_far_as_the_trials_of_each_agree() -> None:
 
 
 def test_statistics_have_a_tolerance_that_no_nan_passes() -> None:
-    def trial(*values: Any) -> Trial:
-        return Trial({0: [Step(1, ("forward:a", "forward:b"), [[value, value] for value in values])]}, 1e-3)
+    def trial(*values: Any) -> StepTraces:
+        return StepTraces({0: [Step(1, ("forward:a", "forward:b"), [[value, value] for value in values])]}, 1e-3)
 
     found = compare_trials({"0": trial(1, 2), "1": trial(1.0001, 2.001), "2": trial(1, 2.1), "3": trial(1, "nan")})
     assert found.equal == ["0", "1"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.collectors.contract import Summary
+from pytest_aorta.collectors.contract import CollectorSummary
 from pytest_aorta.collectors.numerics import Numerics
 
 HERE = Path(__file__).parent
@@ -38,7 +38,7 @@ SENTENCES = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Summary]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CollectorSummary]:
     folder = tmp_path_factory.mktemp("cases")
     script, in_process = HERE / "numerics_cases.py", str(Numerics.in_process)
     done = subprocess.run([sys.executable, str(script), in_process, str(folder)], capture_output=True, check=False)
@@ -51,11 +51,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Summary]:
 
 
 @pytest.mark.parametrize("case", SENTENCES)
-def test_the_first_bad_tensor_is_named(found: dict[str, Summary], case: str) -> None:
+def test_the_first_bad_tensor_is_named(found: dict[str, CollectorSummary], case: str) -> None:
     assert found[case].sentence == f"first non-finite tensor: {SENTENCES[case]}"
 
 
-def test_clean_training_names_nothing_and_has_its_statistics(found: dict[str, Summary]) -> None:
+def test_clean_training_names_nothing_and_has_its_statistics(found: dict[str, CollectorSummary]) -> None:
     assert (found["clean"].sentence, found["clean"].data["ranks"]) == ("", {"0": None})
     [heat] = found["clean"].artifacts
     told = json.loads(heat.read_text())["0"]
@@ -67,13 +67,15 @@ def test_clean_training_names_nothing_and_has_its_statistics(found: dict[str, Su
 
 
 def test_a_large_tensor_is_bad_above_the_threshold_and_an_overflow_that_a_scaler_skips_is_none(
-    found: dict[str, Summary],
+    found: dict[str, CollectorSummary],
 ) -> None:
     assert found["large"].sentence.startswith("first tensor above 10000: step 4, forward, layers.2.linear1 output, ")
     assert (found["scaled"].sentence, found["scaled"].data["scaled_steps"]) == ("", [4])
 
 
-def test_the_record_says_where_a_bad_tensor_lies_and_a_script_runs_its_module_alone(found: dict[str, Summary]) -> None:
+def test_the_record_says_where_a_bad_tensor_lies_and_a_script_runs_its_module_alone(
+    found: dict[str, CollectorSummary],
+) -> None:
     first = found["in_forward"].data["first"]
     place = {"shape": [3, 5, 32], "dtype": "float32", "device": "cpu", "first": [0, 0, 5], "alias_of": []}
     storage = {"address": first["address"], "bytes": 3 * 5 * 32 * 4, "offset": 0}

@@ -58,13 +58,14 @@ def test_what_runs_without_a_leak_do_is_none() -> None:
     assert wrong <= 12
 
 
-def in_process(collector: Memory | Profile, folder: Path, rank: int = 0) -> Any:
+def in_process(collector: Memory | Profile, folder: Path, rank: int = 0, **constants: int) -> Any:
     assert collector.in_process is not None
     spec = importlib.util.spec_from_file_location("by_hand", collector.in_process)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    vars(module).update(constants)
     return module.InProcess(collector.given, str(folder), rank)
 
 
@@ -168,9 +169,9 @@ def test_a_device_without_memory_left_is_told_with_its_snapshot(tmp_path: Path) 
 
 
 def test_long_runs_leave_short_files(tmp_path: Path) -> None:
-    steps(in_process(Memory({}), tmp_path), 9000)
-    assert len((tmp_path / "rank_0.jsonl").read_text().splitlines()) < 6000
-    assert Memory({}).summarize(tmp_path, [0]).data["rank_0"]["steps"] > 8900
+    steps(in_process(Memory({}), tmp_path, _LINES=200), 900)
+    assert len((tmp_path / "rank_0.jsonl").read_text().splitlines()) < 600
+    assert Memory({}).summarize(tmp_path, [0]).data["rank_0"]["steps"] > 890
 
 
 TRAIN = """

@@ -135,7 +135,7 @@ BAD_RECIPES = {
         "gate.aorta.toml:1: gate .*: there is no cell 'x'; there are lo",
     ),
     "baseline": ("workload = 'typed'\nbaseline = 'other'", "baseline.aorta.toml:1: .*baseline.*other"),
-    "each": ("command = 'ls {cell_folder}'", "each.aorta.toml:1: .*{cell_folder}, which is for each = 'cell'"),
+    "each": ("command = 'ls {directory} {cell}'", "each.aorta.toml:1: .*{cell}, which is for each = 'trial' or 'cell'"),
 }
 
 

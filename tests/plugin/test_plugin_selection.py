@@ -90,7 +90,7 @@ config = {size = 3}
 [[action]]
 name = "shrink"
 each = "trial"
-command = "touch workspace/{trial_folder}/small"
+command = "touch {folder}/small"
 products = ["small"]
 previous_actions = ["matrix"]
 """

@@ -65,14 +65,14 @@ extra_env = {SOME_TOKEN = "hidden", PLAIN = "1"}
 
 [[action]]
 name = "compare"
-command = "touch {cell_folder}/compared"
+command = "touch {folder}/compared"
 products = ["compared"]
 each = "cell"
 previous_actions = ["matrix"]
 
 [[action]]
 name = "shrink"
-command = "touch {trial_folder}/small"
+command = "touch {folder}/small"
 products = ["small"]
 each = "trial"
 previous_actions = ["matrix"]

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_aorta.workflow.clusters import Cluster, Configuration
 from pytest_aorta.workflow.finding import RecipeError, UnknownKey
-from pytest_aorta.workflow.recipe import Resources
+from pytest_aorta.workflow.recipe import JobResources
 
 MINE = """
 [[cluster]]
@@ -98,7 +98,7 @@ def chosen(partitions: list[dict[str, Any]], name: str | None = None, directorie
     cluster = Cluster.model_validate(
         {"name": "c", "identify": {"always": True}, "scheduler": "slurm", "partition": partitions}
     )
-    asked = Resources.model_validate(resources)
+    asked = JobResources.model_validate(resources)
     partition = cluster.choose_partition(name, asked, directories)
     assert partition is not None
     return "; ".join([partition.name, *partition.warnings(asked, directories)])
@@ -143,7 +143,7 @@ def test_keys_of_later_versions_of_row(configuration: Configuration) -> None:
     with pytest.warns(UnknownKey, match=r"clusters.toml: unknown key 'of_the_future', perhaps of a later version"):
         cluster = configuration.cluster("mine")
     assert (cluster.slurm_gpus_per_task, cluster.partition[0].memory_per_cpu) == ("--gres=gpu:", "1970M")
-    assert configuration.launchers_on("mine")["rayon"].words(Resources(threads_per_process=4), 1) == (
+    assert configuration.launchers_on("mine")["rayon"].words(JobResources(threads_per_process=4), 1) == (
         "RAYON_NUM_THREADS=4"
     )
 

@@ -24,7 +24,7 @@ from pytest_aorta.workflow.recipe import (
     ActionTable,
     Cost,
     Group,
-    Resources,
+    JobResources,
     Selector,
     check_command,
     shell_commands,
@@ -263,8 +263,8 @@ def test_folders_are_paths_from_where_a_command_runs(each: str, paths: str, line
             "has {cell}, which is for each = 'trial' or 'cell'; for each = 'directory', {direct",
         ),
         ("run {results}", "directory", "has {results}, which is for each = 'trial' or 'cell' or 'matrix'"),
-        ("run {results}", "cell", "has neither of {cell_folder} and {cell_folders}"),
-        ("run {folder} {trial_folders}", "trial", "has both of"),
+        ("run {results}", "cell", "has neither of {folder} and {folders}"),
+        ("run {folder} {folders}", "trial", "has both of"),
     ],
 )
 def test_folders_that_a_command_has_not_are_refused(command: str, each: str, why: str) -> None:
@@ -278,7 +278,7 @@ def test_an_element_that_is_missing_names_its_directory() -> None:
 
 
 def test_variables_say_what_a_job_is() -> None:
-    resources = Resources.model_validate(
+    resources = JobResources.model_validate(
         {
             "processes": {"per_directory": 2},
             "threads_per_process": 4,
@@ -296,7 +296,7 @@ def test_variables_say_what_a_job_is() -> None:
         "ACTION_THREADS_PER_PROCESS": "4",
         "ACTION_GPUS_PER_PROCESS": "1",
     }
-    plain = action_variables("act", Resources(), 3, WORKSPACE, "none")
+    plain = action_variables("act", JobResources(), 3, WORKSPACE, "none")
     assert plain["ACTION_PROCESSES"] == "1"
     assert plain["ACTION_WALLTIME_IN_MINUTES"] == "180"
     assert not plain.keys() & {
@@ -308,8 +308,8 @@ def test_variables_say_what_a_job_is() -> None:
 
 def test_costs_count_gpus_instead_of_cores() -> None:
     walltime = {"per_submission": "02:00:00"}
-    assert Resources.model_validate({"walltime": walltime, "threads_per_process": 8}).cost(5) == Cost(cpu_hours=16)
-    gpus = Resources.model_validate({"walltime": walltime, "gpus_per_process": 2, "processes": {"per_directory": 3}})
+    assert JobResources.model_validate({"walltime": walltime, "threads_per_process": 8}).cost(5) == Cost(cpu_hours=16)
+    gpus = JobResources.model_validate({"walltime": walltime, "gpus_per_process": 2, "processes": {"per_directory": 3}})
     assert gpus.cost(5) == Cost(gpu_hours=60)
     assert str(gpus.cost(5) + Cost(cpu_hours=1234.4)) == "1,234 CPU-hours and 60 GPU-hours"
     assert str(Cost()) == "0 CPU-hours"

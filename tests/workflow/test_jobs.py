@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.workflow.jobs import JOBS, Job, Task, log_of
+from pytest_aorta.workflow.jobs import JOBS, Job, JobTask, log_of
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_task_whose_command_has_no_end_was_ended(tmp_path: Path, log: str, exp
         scheduler="psij:pbs",
         action="one",
         recipe=str(tmp_path / "aorta.toml"),
-        tasks=[Task(units=("a", "b"))],
+        tasks=[JobTask(units=("a", "b"))],
     )
     folder = tmp_path / ".aorta" / JOBS / "one"
     folder.mkdir(parents=True)

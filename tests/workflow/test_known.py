@@ -16,11 +16,11 @@ import pytest
 from support.recipes import ONE, recipe_of
 
 from pytest_aorta.workflow import known
-from pytest_aorta.workflow.known import Decision, Journal, Known, Request, Workspace
+from pytest_aorta.workflow.known import Decision, Journal, Known, RequestDigests, Workspace
 
 RECIPE = '[workspace]\nvalue_file = "v.json"\n[[action]]\nname = "matrix"\nworkload = "gemm"\n'
 
-REQUEST = Request(digest="r1", sources={"/w.py": "d1"})
+REQUEST = RequestDigests(digest="r1", sources={"/w.py": "d1"})
 
 
 def read(folder: Path) -> Workspace:
@@ -96,34 +96,16 @@ def test_decisions_add_up_as_long_as_they_are_about_the_same(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "[]", '{"version": 99}', "\udcff", "[" * 100_000, '{"completed": {"one": ["a"]}}'),
+        *("{", "[]", '{"version": 99}', "\udcff", "[" * 100_000, '{"completed": {"one": ["a"]}}'),
         *('{"completed": {"one": {"a": ["exploded", ""]}}}', '{"requests": {"k": {"digest": 7}}}', '{"other": 1}'),
     ],
     ids=lambda text: text[:60],
 )
-def test_a_damaged_cache_counts_as_empty_and_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / ".aorta").mkdir()
-    (tmp_path / ".aorta/state.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+def test_a_damaged_line_of_a_journal_counts_as_empty_and_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".aorta/staged").mkdir(parents=True)
+    (tmp_path / ".aorta/staged/1.jsonl").write_bytes(f"{text}\n".encode("utf-8", "surrogateescape"))
     found = read(tmp_path)
-    assert (found.known.completed, list(found.damaged)) == ({}, ["state.json"])
-
-
-def test_the_cache_of_an_earlier_version_is_read_once(tmp_path: Path) -> None:
-    earlier = Known(
-        completed={"one": {"a": ("completed", "k"), "\udcff": ("failed", "")}, "matrix": {"c/0": ("ok", REQUEST.key)}},
-        requests={REQUEST.key: REQUEST},
-        decided={"matrix": Decision(asked="x", cells={"c": "why"})},
-        outputs={"one": {"\udcff": "the end \udcff"}},
-    )
-    (tmp_path / ".aorta").mkdir()
-    (tmp_path / ".aorta/state.json").write_text(earlier.text())
-    with closing(Journal(tmp_path / ".aorta")) as journal:
-        journal.add("one", "a", None)
-    earlier.completed["one"].pop("a")
-    for _ in range(2):
-        found = read(tmp_path)
-        assert (found.damaged, found.known) == ({}, earlier.model_copy(update={"folded": found.known.folded}))
-        assert not (tmp_path / ".aorta/state.json").exists()
+    assert (found.known.completed, found.damaged) == ({}, {"staged/1.jsonl": "has 1 line that cannot be read"})
 
 
 @pytest.mark.parametrize("text", ["", "{", "SQLite format 3\0" + "x" * 5000])
@@ -200,7 +182,9 @@ def test_what_is_written_after_the_disk_was_full_is_whole(tmp_path: Path) -> Non
 
 
 def test_source_files_of_trials_are_written_when_they_are_others(tmp_path: Path) -> None:
-    many = Request(digest="r", sources={f"/package/module_{number}.py": "0123456789abcdef" for number in range(100)})
+    many = RequestDigests(
+        digest="r", sources={f"/package/module_{number}.py": "0123456789abcdef" for number in range(100)}
+    )
     with closing(Journal(tmp_path / ".aorta")) as journal:
         for number in range(20):
             journal.add("m", f"c/{number}", "ok", many if number != 10 else REQUEST)

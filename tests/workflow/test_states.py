@@ -16,7 +16,7 @@ from support.recipes import recipe_of
 
 from pytest_aorta.launch.record import lost_record
 from pytest_aorta.trials.records import Failure
-from pytest_aorta.workflow.known import Request
+from pytest_aorta.workflow.known import RequestDigests
 from pytest_aorta.workflow.project import (
     Blocked,
     Progress,
@@ -46,20 +46,20 @@ RECIPE = recipe_of(
 
     [[action]]
     name = "cells"
-    command = "x {cell_folder}"
+    command = "x {folder}"
     products = ["y"]
     each = "cell"
     previous_actions = ["first"]
 
     [[action]]
     name = "all"
-    command = "x {results_folder}"
+    command = "x {folder}"
     each = "matrix"
     previous_actions = ["cells", "second"]
 
     [[action]]
     name = "trials"
-    command = "x {trial_folder}"
+    command = "x {folder}"
     products = ["y"]
     each = "trial"
     previous_actions = ["first"]
@@ -92,7 +92,7 @@ def project(completed: Mapping[str, Mapping[str, tuple[str, str]]] = {}) -> Proj
     found.workspace._names = ["d0", "d1"]
     for action, units in completed.items():
         for unit, (outcome, digest) in units.items():
-            request = Request(digest=digest)
+            request = RequestDigests(digest=digest)
             found.workspace.known.requests[request.key] = request
             key = request.key if digest else ""
             found.workspace.known.completed.setdefault(action, {})[unit] = (outcome, key)  # type: ignore[assignment]
@@ -134,9 +134,6 @@ def test_units_contain_each_other_as_paths_do() -> None:
     assert not Blocked().touches("")
 
 
-FOLDERS = {"trial": "trial_folder", "cell": "cell_folder", "matrix": "results_folder"}
-
-
 @pytest.mark.parametrize(
     ("each", "unit", "progress", "waits"),
     [
@@ -155,7 +152,7 @@ FOLDERS = {"trial": "trial_folder", "cell": "cell_folder", "matrix": "results_fo
     ],
 )
 def test_followers_of_a_matrix(each: str | None, unit: str, progress: dict[str, Progress], waits: bool) -> None:
-    keys = {"workload": "gemm"} if each is None else {"command": f"x {{{FOLDERS[each]}}}", "each": each}
+    keys = {"workload": "gemm"} if each is None else {"command": "x {folder}", "each": each}
     follower = Action("after", ActionTable.model_validate(keys), 1)
     blocked = blocked_for(follower, MATRIX, waited_for(follower, MATRIX, progress))
     assert blocked.touches(unit) == waits

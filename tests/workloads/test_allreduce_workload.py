@@ -7,7 +7,15 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads.allreduce import COLLECTIVES, LARGEST, AllReduce, Call, Setting, average_tolerance, sum_tolerance
+from aorta_workloads.allreduce import (
+    COLLECTIVES,
+    LARGEST,
+    AllReduce,
+    CollectiveCall,
+    CollectiveSetting,
+    average_tolerance,
+    sum_tolerance,
+)
 from rank_processes import Driven, drive, drive_on_ranks, run_on_ranks
 
 if TYPE_CHECKING:
@@ -39,10 +47,14 @@ def test_default_run_checks_every_collective_and_lists_what_gloo_does_not_have()
     assert checked == 2 * (pairs - rooted) * sizes + rooted * roots
 
 
-def with_collectives(change: Callable[[str, Call, Setting], Call], options: dict[str, Any]) -> Driven:
+def with_collectives(
+    change: Callable[[str, CollectiveCall, CollectiveSetting], CollectiveCall], options: dict[str, Any]
+) -> Driven:
     """Run the workload while ``change`` replaces its prepared collectives."""
 
-    def changed(name: str, prepare: Callable[[Setting], Call]) -> Callable[[Setting], Call]:
+    def changed(
+        name: str, prepare: Callable[[CollectiveSetting], CollectiveCall]
+    ) -> Callable[[CollectiveSetting], CollectiveCall]:
         return lambda setting: change(name, prepare(setting), setting)
 
     for name, prepare in list(COLLECTIVES.items()):
@@ -50,7 +62,7 @@ def with_collectives(change: Callable[[str, Call, Setting], Call], options: dict
     return drive(AllReduce, options)
 
 
-def last_element_off_by_one(name: str, call: Call, setting: Setting) -> Call:
+def last_element_off_by_one(name: str, call: CollectiveCall, setting: CollectiveSetting) -> CollectiveCall:
     def start() -> None:
         call.start()
         if setting.ranks.rank == 1:
@@ -110,11 +122,11 @@ def test_fault_inside_torch_distributed_is_reported_with_its_place() -> None:
     assert failure["max_abs_err"] > failure["tolerance"] == 0
 
 
-def raises(error: Exception) -> Callable[[str, Call, Setting], Call]:
+def raises(error: Exception) -> Callable[[str, CollectiveCall, CollectiveSetting], CollectiveCall]:
     def start() -> None:
         raise error
 
-    def change(name: str, call: Call, setting: Setting) -> Call:
+    def change(name: str, call: CollectiveCall, setting: CollectiveSetting) -> CollectiveCall:
         return replace(call, start=start)
 
     return change

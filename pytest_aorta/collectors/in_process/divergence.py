@@ -35,7 +35,7 @@ _HASH = 8
 _GOLDEN = 0x9E3779B1
 
 
-class InProcess:
+class StepRecorder:
     def __init__(self, options: dict[str, Any], folder: str, rank: int | None) -> None:
         self.folder, self.rank = folder, rank or 0
         self.stem = f"process_{os.getpid()}" if rank is None else f"rank_{rank}"
@@ -176,12 +176,12 @@ class InProcess:
         self.optimizers.append(optimizer)
 
     def _parameters_of(self, optimizer: Any) -> list[tuple[str, Any]]:
-        found = []
+        parameters = []
         for group_number, group in enumerate(optimizer.param_groups):
             for number, parameter in enumerate(group["params"]):
                 name = self.parameters.get(id(parameter), f"param_groups[{group_number}][{number}]")
-                found.append((name, parameter))
-        return found
+                parameters.append((name, parameter))
+        return parameters
 
     def _event(self, phase: str, name: str, value: Any) -> None:
         tensors = self._tensors(value)
@@ -252,8 +252,8 @@ class InProcess:
             weights = self._weights(chunk.device)[: chunk.numel()]
             # A sum of integers is the same in every order, whatever the number of threads.
             is_here = chunk.device.type == "cpu"
-            found = int(torch.dot(chunk, weights)) if is_here else (chunk * weights).sum(dtype=torch.int64)
-            total = found + total * 31
+            sum_of_chunk = int(torch.dot(chunk, weights)) if is_here else (chunk * weights).sum(dtype=torch.int64)
+            total = sum_of_chunk + total * 31
         return total
 
     def _weights(self, device: Any) -> Any:
@@ -307,17 +307,17 @@ class InProcess:
                 for number, each in zip(numbers, read, strict=True):
                     flat[number] = each
         position = 0
-        found: list[Any] = []
+        parts_read: list[Any] = []
         for value in values:
             parts, position = flat[position : position + len(value)], position + len(value)
             if self.statistics:
-                found.append([_rounded(max(column)) for column in zip(*parts, strict=True)])
+                parts_read.append([_rounded(max(column)) for column in zip(*parts, strict=True)])
             else:
                 total = len(parts)
                 for part in parts:
                     total = (total * _GOLDEN + part) & 0xFFFFFFFF
-                found.append(f"{total:08x}")
-        return found if self.statistics else "".join(found)
+                parts_read.append(f"{total:08x}")
+        return parts_read if self.statistics else "".join(parts_read)
 
     # Operators
 
@@ -352,15 +352,15 @@ class InProcess:
 
 def read_reference(path: str) -> list[tuple[list[str], str]]:
     shapes: list[list[str]] = []
-    found = []
+    steps = []
     with open(path) as file:
         for line in file:
             entry = json.loads(line)
             if "step" in entry:
-                found.append((shapes[entry["events"]], entry["values"]))
+                steps.append((shapes[entry["events"]], entry["values"]))
             elif "events" in entry:
                 shapes.append(entry["events"])
-    return found
+    return steps
 
 
 def _version(tensor: Any) -> int:
@@ -374,7 +374,7 @@ def _rounded(value: float) -> Any:
     return float(f"{value:.9g}") if value == value and abs(value) != float("inf") else str(value)
 
 
-def _recorder(owner: InProcess) -> Any:
+def _recorder(owner: StepRecorder) -> Any:
     """What sees each operator between two events: an own mode, as torch's DebugMode keeps no tensors of inputs."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -427,11 +427,11 @@ def _recorder(owner: InProcess) -> Any:
             return result
 
         def _written(self, func: Any, args: Any, kwargs: Any) -> list[Any]:
-            found = []
+            tensors = []
             for number, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    found.append(args[number] if number < len(args) else kwargs.get(argument.name))
-            return owner._tensors(found)
+                    tensors.append(args[number] if number < len(args) else kwargs.get(argument.name))
+            return owner._tensors(tensors)
 
         def _digest(self, tensor: Any) -> list[Any]:
             """What is known of a tensor: its digest, type and shape."""
@@ -470,3 +470,7 @@ def _line() -> str:
             return f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+#: What ``start.py`` makes, see ``collectors.contract``.
+InProcess = StepRecorder

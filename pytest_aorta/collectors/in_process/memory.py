@@ -37,7 +37,7 @@ class _MallInfo(ctypes.Structure):
     ]
 
 
-class InProcess:
+class MemorySampler:
     """``rank_R.jsonl`` has a line per step: its number, and bytes: held by malloc, resident, resident at most, in use
     on the device, in use there at most, kept by malloc for later. What cannot be had is null."""
 
@@ -92,8 +92,8 @@ class InProcess:
         torch: Any = sys.modules["torch"]
         if not torch.cuda.is_initialized():
             return None, None
-        found = torch.cuda.memory_stats()
-        return found["allocated_bytes.all.current"], found["allocated_bytes.all.peak"]
+        statistics = torch.cuda.memory_stats()
+        return statistics["allocated_bytes.all.current"], statistics["allocated_bytes.all.peak"]
 
     def _watch_allocator(self) -> None:
         """Save the allocator's snapshot, with where each block was allocated, when the device has no memory left."""
@@ -113,3 +113,7 @@ class InProcess:
 
         # Waits until the program itself starts the device.
         torch.cuda._lazy_call(watch)
+
+
+#: What ``start.py`` makes, see ``collectors.contract``.
+InProcess = MemorySampler

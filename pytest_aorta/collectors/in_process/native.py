@@ -66,7 +66,7 @@ _SHELL = 'unset AORTA_COLLECT PYTHONPATH PYTHONHOME LD_PRELOAD LD_LIBRARY_PATH; 
 _INTERPRETER = ("_PyEval_EvalFrameDefault", "_PyEval_EvalFrame")
 
 
-class InProcess:
+class GdbStarter:
     def __init__(self, options: dict[str, object], folder: str, rank: int | None) -> None:
         stem = f"process_{os.getpid()}" if rank is None else f"rank_{rank}"
         self.path = os.path.join(folder, stem + ".json")
@@ -126,7 +126,7 @@ def _file_of_stacks() -> str:
 # In gdb.
 
 
-class Watch:
+class GdbWatch:
     """Waits beside a process until that crashes, is asked for its Python frames, or ends."""
 
     def __init__(self, gdb: Any, pid: int, pipe: int, error: int, path: str, stacks: str) -> None:
@@ -241,8 +241,8 @@ def _as_dump(threads: list[dict[str, Any]], *, all_threads: bool = False) -> str
 
 
 def _catches(pid: int, number: int) -> bool:
-    found = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read(f"/proc/{pid}/status"), re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+    match = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> (number - 1) & 1)
 
 
 def _read(path: str) -> str:
@@ -253,8 +253,12 @@ def _read(path: str) -> str:
         return ""
 
 
+#: What ``start.py`` makes, see ``collectors.contract``.
+InProcess = GdbStarter
+
+
 if __name__ == "__main__":
-    watch = Watch(importlib.import_module("gdb"), *globals()["ASKED"])
+    watch = GdbWatch(importlib.import_module("gdb"), *globals()["ASKED"])
     try:
         watch.wait()
     except Exception as error:  # also of gdb; the process goes on without it

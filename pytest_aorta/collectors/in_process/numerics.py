@@ -46,7 +46,7 @@ class Seen:
         self.is_hooked = False
 
 
-class Call:
+class ModuleCall:
     """A module that runs: the tensors that it was given, and those that it gave."""
 
     def __init__(self, name: str, given: list[Any]) -> None:
@@ -54,7 +54,7 @@ class Call:
         self.outputs: list[Seen] = []
 
 
-class InProcess:
+class NumericsHooks:
     active = True
 
     def __init__(self, options: dict[str, Any], folder: str, rank: int | None) -> None:
@@ -69,7 +69,7 @@ class InProcess:
         self.roots = 0
         self.parameters: dict[int, tuple[Any, str]] = {}
         self.followed: dict[int, Any] = {}  # whose gradients are looked at before they are reduced
-        self.stack: list[Call] = []
+        self.stack: list[ModuleCall] = []
         self.last_given = ""
         self.tensors: dict[int, Seen] = {}
         self.pending: list[tuple[Any, dict[str, Any], Any]] = []
@@ -141,7 +141,7 @@ class InProcess:
         if name is None:
             self._name(module)
             name = self.names.get(module, type(module).__name__)
-        call = Call(name, _tensors(inputs))
+        call = ModuleCall(name, _tensors(inputs))
         self.stack.append(call)
         self._note_taken(call, call.given)
         if module._forward_hooks:  # they run after this collector's, and may give something else
@@ -154,14 +154,14 @@ class InProcess:
 
             handle = module.register_forward_hook(last, always_call=True)
 
-    def _note_taken(self, call: Call, tensors: list[Any]) -> None:
+    def _note_taken(self, call: ModuleCall, tensors: list[Any]) -> None:
         for position, tensor in enumerate(tensors):
             seen = self._seen(tensor)
             seen.takers.append((call.name, position))
             seen.outputs.append(call.outputs)
             self._follow_gradient(tensor, seen)
 
-    def _look_behind_hooks(self, call: Call, module: Any, inputs: Any, output: Any) -> None:
+    def _look_behind_hooks(self, call: ModuleCall, module: Any, inputs: Any, output: Any) -> None:
         place = {"phase": "forward", "module": call.name, "by_hook": True}
         for position, tensor in enumerate(_tensors(output)):
             if not any(seen.ref() is tensor for seen in call.outputs):
@@ -199,7 +199,7 @@ class InProcess:
             if parameter is not None and parameter.requires_grad and not hasattr(parameter, "_local_tensor"):
                 self._follow_parameter(parameter, name, key)
 
-    def _look_at_output(self, tensor: Any, position: int, place: dict[str, Any], call: Call, given: Any) -> None:
+    def _look_at_output(self, tensor: Any, position: int, place: dict[str, Any], call: ModuleCall, given: Any) -> None:
         seen = self._seen(tensor)
         call.outputs.append(seen)
         version = _version(tensor)
@@ -230,7 +230,7 @@ class InProcess:
             place = {"module": name, "what": f"gradient of input {position}"}
         else:
             place = {"module": seen.maker, "what": "gradient of output"}
-        self._look(_plain(gradient), {"phase": "backward", **place}, seen)
+        self._look(_bare(gradient), {"phase": "backward", **place}, seen)
 
     def _follow_parameter(self, parameter: Any, module: str, key: str) -> None:
         known = self.followed.get(id(parameter))
@@ -239,7 +239,7 @@ class InProcess:
         self.followed[id(parameter)] = weakref.ref(parameter)
 
         def look(gradient: Any) -> None:
-            self._look(_plain(gradient), {"phase": "backward", "module": module, "what": f"gradient of {key}"}, None)
+            self._look(_bare(gradient), {"phase": "backward", "module": module, "what": f"gradient of {key}"}, None)
 
         parameter.register_hook(self._guarded(look))
 
@@ -268,7 +268,7 @@ class InProcess:
 
     def _look_at_all(self, named: list[tuple[str, Any]], place: dict[str, Any]) -> None:
         """One by one only where not all of them are fine: there are many, and most are small."""
-        tensors = [_plain(tensor) for _, tensor in named]
+        tensors = [_bare(tensor) for _, tensor in named]
         are_usual = all(it.is_cpu and it.dtype in _DTYPES and it.layout is torch.strided for it in tensors)
         if are_usual and math.isinf(self.threshold):
             norms = torch._foreach_norm(tensors) if tensors else ()
@@ -368,7 +368,7 @@ class InProcess:
         """Where it lies, and which other tensors that live lie there."""
         start, size = tensor.data_ptr(), _extent(tensor)
         storage = tensor.untyped_storage()
-        found: list[str] = []
+        names: list[str] = []
         own = {id(tensor), id(tensor._base)}
         for other in gc.get_objects():
             if not issubclass(type(other), torch.Tensor) or id(other) in own:
@@ -376,13 +376,13 @@ class InProcess:
             try:
                 where = other.data_ptr()
                 if where < start + size and start < where + _extent(other) and not _is_view(tensor, other):
-                    found.append(self._called(other))
+                    names.append(self._called(other))
             except Exception:  # one without a storage
                 continue
         return {
             "address": start,
             "storage": {"address": storage.data_ptr(), "bytes": storage.nbytes(), "offset": start - storage.data_ptr()},
-            "alias_of": sorted(set(found))[:_NAMED],
+            "alias_of": sorted(set(names))[:_NAMED],
         }
 
     def _called(self, tensor: Any) -> str:
@@ -433,24 +433,24 @@ class InProcess:
             known = [seen for seen in takers if seen.value is not None]
             return {"inputs_finite": not any(self._is_bad(seen.value) for seen in known) if known else None}
         module, inputs, named = call
-        found: dict[str, Any] = {"inputs_finite": True}
+        facts: dict[str, Any] = {"inputs_finite": True}
         for position, tensor in enumerate([*_tensors(inputs), *_tensors(named)]):
             if tensor.dtype not in _DTYPES or not self._has_bad(tensor) or _is_mask(tensor):
                 continue
-            found["inputs_finite"], seen = False, self._seen(tensor)
-            found["input"] = {"position": position, "made_by": seen.maker, **self._elements(tensor)}
+            facts["inputs_finite"], seen = False, self._seen(tensor)
+            facts["input"] = {"position": position, "made_by": seen.maker, **self._elements(tensor)}
             # The innermost module that runs, and was not given the tensor itself.
             around = [call.name for call in self.stack if not any(each is tensor for each in call.given)]
-            found["inside"] = around[-1] if around else "the program"
+            facts["inside"] = around[-1] if around else "the program"
             if seen.maker and seen.value is not None and not self._is_bad(seen.value):
-                found["overwritten"] = {"made_by": seen.maker, "in_place": seen.version != _version(tensor)}
-                found |= self._storage(tensor)
+                facts["overwritten"] = {"made_by": seen.maker, "in_place": seen.version != _version(tensor)}
+                facts |= self._storage(tensor)
             break
         own = [*module._parameters.items(), *module._buffers.items()]
-        bad = [key for key, tensor in own if tensor is not None and self._has_bad(_plain(tensor.detach()))]
+        bad = [key for key, tensor in own if tensor is not None and self._has_bad(_bare(tensor.detach()))]
         if bad:
-            found["bad_parameters"] = bad
-        return found
+            facts["bad_parameters"] = bad
+        return facts
 
     def _has_bad(self, tensor: Any) -> bool:
         if tensor.dtype not in _DTYPES or tensor.numel() == 0:
@@ -485,7 +485,7 @@ class InProcess:
         """The bad tensor and what the module was given, with a script that runs the module alone."""
         module, inputs, named = call
         path = self.stem + ".saved"
-        state = {key: _plain(value.detach()) for key, value in module.state_dict(keep_vars=True).items()}
+        state = {key: _bare(value.detach()) for key, value in module.state_dict(keep_vars=True).items()}
         saved = {"output": tensor, "inputs": inputs, "named": named, "state": state, "module": None}
         try:
             torch.save({**saved, "module": module}, path + ".pt")
@@ -518,7 +518,7 @@ for name, tensor in (("then", saved["output"]), ("now", output)):
 
 def _tensors(value: Any, depth: int = 4) -> list[Any]:
     if isinstance(value, torch.Tensor):
-        return [_plain(value)]
+        return [_bare(value)]
     if depth and isinstance(value, (list, tuple, dict)):
         values = value.values() if isinstance(value, dict) else value
         return [tensor for each in values for tensor in _tensors(each, depth - 1)]
@@ -529,7 +529,7 @@ def _depth(taker: tuple[str, int]) -> int:
     return taker[0].count(".") + bool(taker[0])
 
 
-def _plain(tensor: Any) -> Any:
+def _bare(tensor: Any) -> Any:
     """Of a tensor that is spread over ranks, the part of this one."""
     return tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
 
@@ -560,3 +560,7 @@ def _is_view(tensor: Any, other: Any) -> bool:
 def _is_mask(tensor: Any) -> bool:
     """Whether all that is not finite is a mask's minus infinity."""
     return not tensor.requires_grad and bool((torch.isfinite(tensor) | (tensor == -math.inf)).all())
+
+
+#: What ``start.py`` makes, see ``collectors.contract``.
+InProcess = NumericsHooks

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-class InProcess:
+class StepProfiler:
     """One window of steps: begins after ``skip`` of them, and lasts ``steps``."""
 
     def __init__(self, options: dict[str, Any], folder: str, rank: int | None) -> None:
@@ -80,8 +80,8 @@ class InProcess:
         setattr(*self._enter)
         wall = time.perf_counter() - self._began
         profiler.stop()
-        found: dict[str, Any] = {"steps": self._seen - self._skip, "wall_sec": wall, "note": self._note}
-        if found["steps"]:
+        profile: dict[str, Any] = {"steps": self._seen - self._skip, "wall_sec": wall, "note": self._note}
+        if profile["steps"]:
             operators: dict[str, list[float]] = {}
             for average in profiler.key_averages():
                 if not str(average.device_type).endswith("CPU"):
@@ -90,14 +90,18 @@ class InProcess:
                 if device is None:  # until torch 2.3
                     device = average.self_cuda_time_total
                 operators[average.key] = [average.count, average.self_cpu_time_total, device]
-            found["operators"] = operators
+            profile["operators"] = operators
         if not self._seen:
             return  # torchrun's own process imports torch as well
         # The numbers first: a trace is large, and the program may be ended while it is written.
-        self._write(found)
+        self._write(profile)
         profiler.export_chrome_trace(f"{self._stem}.trace.json.gz")
 
-    def _write(self, found: dict[str, Any]) -> None:
+    def _write(self, profile: dict[str, Any]) -> None:
         path = Path(f"{self._stem}.json")
-        path.with_suffix(".tmp").write_text(json.dumps(found))
+        path.with_suffix(".tmp").write_text(json.dumps(profile))
         path.with_suffix(".tmp").replace(path)
+
+
+#: What ``start.py`` makes, see ``collectors.contract``.
+InProcess = StepProfiler

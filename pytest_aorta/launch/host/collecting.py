@@ -62,7 +62,7 @@ def with_collectors(job: TrialJob, collectors: Mapping[str, Collector]) -> Trial
             nproc=spec.execution.nproc,
         )
         try:
-            needs = collector.prepare(context)
+            needs = collector.preparation(context)
         except Exception as error:
             said = str(error) if isinstance(error, CollectorError) else f"{type(error).__name__}: {error}"
             raise LaunchModeError(f"--aorta-collect {name}: {said}") from error

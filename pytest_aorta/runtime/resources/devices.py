@@ -1,4 +1,4 @@
-"""Which GPUs a host has, which of them may be used, and which variables restrict a process to its own.
+"""GPUs of a host, which of them may be used, and variables that restrict a process to some.
 
 A device is an integer: its place among all GPUs that this host shows to this process's container, counted as the
 vendor's lowest layer counts them. Variables that hide devices renumber what a program sees, never what is meant here:
@@ -64,11 +64,11 @@ def parse_devices(text: str) -> tuple[int, ...]:
         raise ValueError(f"{error}: expected {_EXPECTED}") from None
     if sum(map(len, ranges)) > MAX_DEVICES:
         raise ValueError(f"{text[:100]!r} names more than {MAX_DEVICES} devices: expected {_EXPECTED}")
-    found = list(chain(*ranges))
-    twice = [device for device, times in Counter(found).items() if times > 1]
+    numbers = list(chain(*ranges))
+    twice = [device for device, times in Counter(numbers).items() if times > 1]
     if twice:
         raise ValueError(f"{text!r} names device {devices_text(twice)} twice: expected {_EXPECTED}")
-    return tuple(sorted(found))
+    return tuple(sorted(numbers))
 
 
 _EXPECTED = "a list such as 0-3 or 0,2-4, or none"
@@ -94,12 +94,12 @@ def find_devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")
     return Devices("none", ())
 
 
-def are_named_only(found: Devices) -> bool:
+def are_named_only(present: Devices) -> bool:
     """Whether the host has no GPU, so that ids are names of slots and nothing more."""
-    return found.vendor == "none"
+    return present.vendor == "none"
 
 
-def choose_devices(wanted: tuple[int, ...] | None, found: Devices) -> tuple[int, ...]:
+def choose_devices(wanted: tuple[int, ...] | None, present: Devices) -> tuple[int, ...]:
     """The devices to use, ascending: those ``wanted``, or with ``None`` all that are visible.
 
     On a host without a GPU any ids will do (see ``are_named_only``). All that are visible may be none because the
@@ -110,23 +110,23 @@ def choose_devices(wanted: tuple[int, ...] | None, found: Devices) -> tuple[int,
         ValueError: the host has GPUs, but not these, or variables hide them.
     """
     if wanted is None:
-        return found.visible
-    if are_named_only(found):
+        return present.visible
+    if are_named_only(present):
         return tuple(sorted(wanted))
-    has = f"this host has {found.vendor} devices {devices_text(found.present)}"
-    missing = sorted(set(wanted) - set(found.present))
+    has = f"this host has {present.vendor} devices {devices_text(present.present)}"
+    missing = sorted(set(wanted) - set(present.present))
     if missing:
         raise ValueError(f"no such device: {devices_text(missing)}; {has}")
-    hidden = sorted(set(wanted) - set(found.visible))
+    hidden = sorted(set(wanted) - set(present.visible))
     if hidden:
         raise ValueError(
-            f"device {devices_text(hidden)} is hidden by {' and '.join(found.hidden_by)}; "
-            f"{has}, of which {devices_text(found.visible)} may be used"
+            f"device {devices_text(hidden)} is hidden by {' and '.join(present.hidden_by)}; "
+            f"{has}, of which {devices_text(present.visible)} may be used"
         )
     return tuple(sorted(wanted))
 
 
-def device_variables(devices: Sequence[int], found: Devices) -> dict[str, str]:
+def device_variables(devices: Sequence[int], present: Devices) -> dict[str, str]:
     """The variables that show ``devices`` to a process, and no others; its GPUs then count from 0.
 
     NVIDIA: ``CUDA_VISIBLE_DEVICES`` with the ids. AMD: the ids go into ``ROCR_VISIBLE_DEVICES``, the lowest layer, as
@@ -141,9 +141,9 @@ def device_variables(devices: Sequence[int], found: Devices) -> dict[str, str]:
     Without a GPU all three hold the ids, for programs that want to know which slot they are in.
     """
     ids = ",".join(map(str, devices)) or _NOTHING
-    if found.vendor == "nvidia":
+    if present.vendor == "nvidia":
         return {_CUDA: ids}
-    if found.vendor == "amd":
+    if present.vendor == "amd":
         ranks = ",".join(map(str, range(len(devices)))) or _NOTHING
         return {_ROCR: ids, _HIP: ranks, _CUDA: ranks}
     return dict.fromkeys((_CUDA, _HIP, _ROCR), ids) if devices else {}

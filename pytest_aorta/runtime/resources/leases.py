@@ -181,7 +181,7 @@ class Leases:
         files = {str(self._file(device).resolve()): device for device in self.devices}
         with RELEASES:  # while a thread of this process looks, the files are open without being held
             own = {descriptor for lease in list(_LEASES) for descriptor in lease.descriptors}
-            found: dict[int, int] = {}
+            inherited: dict[int, int] = {}
             for name in os.listdir("/proc/self/fd"):
                 try:
                     device = files.get(os.readlink(f"/proc/self/fd/{name}"))
@@ -191,8 +191,8 @@ class Leases:
                     continue
                 with contextlib.suppress(BlockingIOError):  # it is open here, but its lock is another one's
                     fcntl.flock(int(name), fcntl.LOCK_EX | fcntl.LOCK_NB)  # of a lock that is held: nothing
-                    found[device] = int(name)
-            return found
+                    inherited[device] = int(name)
+            return inherited
 
     def _file(self, device: int) -> Path:
         return self.folder / f"device-{device}.lock"

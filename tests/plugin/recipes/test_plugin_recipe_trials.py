@@ -37,7 +37,7 @@ previous_actions = ["smoke"]
 name = "compare"
 each = "cell"
 command = '''
-ls workspace/{cell_folder} > workspace/{cell_folder}/listing
+ls {folder} > {folder}/listing
 echo {/environment} {/mitigations} {/config} >> log
 '''
 products = ["listing"]
@@ -108,7 +108,6 @@ def test_what_is_expected_to_fail_passes_when_it_does_and_fails_when_not(stage: 
 
 def test_a_command_on_each_trial_follows_only_those_that_are_ok(stage: Stage) -> None:
     change(stage, 'each = "cell"', 'each = "trial"')
-    change(stage, "{cell_folder}", "{trial_folder}")
     change(stage, "{/config}", "{/trial}")
     result = stage.run_here("-rs", "aorta.toml")
     result.assert_outcomes(passed=5, failed=2, skipped=2)

@@ -12,7 +12,7 @@ from support.projects import short_status
 from support.stage import Stage, counts
 from support.workloads import SHAKY, shaky_project
 
-from pytest_aorta.workflow.jobs import Job, Task
+from pytest_aorta.workflow.jobs import Job, JobTask
 from pytest_aorta.workflow.recipe import read_recipe
 
 RECIPE = """
@@ -26,7 +26,7 @@ mitigations = ["none", "fix"]
 [[action]]
 name = "compare"
 each = "cell"
-command = "ls workspace/{cell_folder} > workspace/{cell_folder}/listing"
+command = "ls {folder} > {folder}/listing"
 products = ["listing"]
 previous_actions = ["matrix"]
 """
@@ -41,7 +41,7 @@ def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def submitted(stage: Stage, *rounds: range) -> Job:
     """A job with a task for some rounds each, as ``submit`` leaves it."""
-    tasks = [Task(units=tuple(f"{cell}/{index}" for index in each for cell in CELLS)) for each in rounds]
+    tasks = [JobTask(units=tuple(f"{cell}/{index}" for index in each for cell in CELLS)) for each in rounds]
     job = Job(
         name=f"matrix-{rounds[0].start}.{time.time_ns()}",
         cluster="slurm",

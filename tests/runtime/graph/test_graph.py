@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.runtime.graph import Footprint, Graph, Node, State, Tag
+from pytest_aorta.runtime.graph import Footprint, Graph, GraphNode, State, Tag
 
 #: Rows and columns of the matrix, and bytes of an item.
 ROWS, COLUMNS, ITEM = 8, 8, 4
@@ -23,31 +23,33 @@ class GraphBench:
         self.settled: list[str] = []
         self.consumed: list[str] = []
         self.told: list[tuple[str, str]] = []
-        self.nodes: list[Node] = []
+        self.nodes: list[GraphNode] = []
         self.graph = Graph(*(partial(self._tell, word) for word in ("ready", "settled", "consumed")))
 
-    def _tell(self, word: str, node: Node) -> None:
+    def _tell(self, word: str, node: GraphNode) -> None:
         getattr(self, word).append(node.label)
         self.told.append((word, node.label))
 
-    def add(self, name: str, *accesses: tuple[Footprint, Tag], after: Sequence[Node] = (), run: Hashable = 1) -> Node:
+    def add(
+        self, name: str, *accesses: tuple[Footprint, Tag], after: Sequence[GraphNode] = (), run: Hashable = 1
+    ) -> GraphNode:
         node = self.graph.add(f"payload of {name}", run, accesses, after, name)
         self.nodes.append(node)
         return node
 
-    def running(self, name: str, *accesses: tuple[Footprint, Tag]) -> Node:
+    def running(self, name: str, *accesses: tuple[Footprint, Tag]) -> GraphNode:
         """Add a node that can run at once, and claim it."""
         node = self.add(name, *accesses)
         assert self.graph.claim(node)
         return node
 
-    def finish(self, *nodes: Node) -> None:
+    def finish(self, *nodes: GraphNode) -> None:
         """Claim and complete each of them."""
         for node in nodes:
             assert self.graph.claim(node), node
             self.graph.complete(node)
 
-    def break_down(self, node: Node, error: BaseException) -> None:
+    def break_down(self, node: GraphNode, error: BaseException) -> None:
         """Claim a node and fail it."""
         assert self.graph.claim(node)
         self.graph.fail(node, error)
@@ -334,15 +336,15 @@ class Oracle:
     """Who produces what for whom, item by item of every matrix; needs no geometry but that of single items."""
 
     def __init__(self) -> None:
-        self._owner: dict[tuple[object, int], Node] = {}
+        self._owner: dict[tuple[object, int], GraphNode] = {}
 
-    def producers(self, wanted: list[Access]) -> set[Node]:
+    def producers(self, wanted: list[Access]) -> set[GraphNode]:
         items = [item for footprint, tag in wanted if tag.reads for item in _items(footprint)]
         owners = {self._owner[item] for item in items if item in self._owner}
         # Memory has forgotten who wrote it once the writer is gone; one that has failed, when it is overwritten.
         return {owner for owner in owners if owner.failed or owner.state is not State.CONSUMED}
 
-    def add(self, node: Node, given_accesses: list[Access]) -> None:
+    def add(self, node: GraphNode, given_accesses: list[Access]) -> None:
         for footprint, tag in given_accesses:
             if tag.writes:
                 for at in _items(footprint):
@@ -363,10 +365,10 @@ def _items(footprint: Footprint) -> list[tuple[object, int]]:
 def test_every_node_ends_and_none_runs_too_early_or_on_broken_ground(data: st.DataObject) -> None:
     bench, oracle = GraphBench(), Oracle()
     graph = bench.graph
-    needs: dict[Node, set[Node]] = {}
-    origins: set[Node] = set()
-    running: list[Node] = []
-    ran: set[Node] = set()
+    needs: dict[GraphNode, set[GraphNode]] = {}
+    origins: set[GraphNode] = set()
+    running: list[GraphNode] = []
+    ran: set[GraphNode] = set()
 
     def submit() -> None:
         wanted = data.draw(st.lists(accesses(), max_size=3), label="accesses")

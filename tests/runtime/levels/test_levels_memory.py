@@ -32,11 +32,11 @@ class Host(levels_stage.Host):
         worker.init()
 
     def in_use(self) -> list[int]:
-        return [self.worker._heap.in_use(ring) for ring in range(4)]
+        return list(self.worker.memory_in_use)
 
     def wait_until_free(self) -> None:
         wait_until(lambda: self.in_use() == [0] * 4, "the return of all memory")
-        assert self.worker._dispatcher.graph.live == 0
+        assert self.worker.unfinished == 0
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +266,6 @@ def test_bytes_of_a_failed_writer_are_not_read_until_they_are_overwritten(host: 
 
     first = (Outcome.SKIPPED, "fill_half_and_boom (task N) failed: sub_worker N: ValueError: half way")
     assert ends == [first, 10.0, first, 20.0] * 2
-    assert len(host.worker._dispatcher.graph.writers) == 0
 
 
 def test_new_memory_is_not_marked_by_what_failed_in_the_memory_before_it(host: Host) -> None:

@@ -133,7 +133,7 @@ def check_graph(worker: Worker, handle: CallableHandle, graph: list[Step]) -> No
             assert any(record.failure.message.startswith(f"act (task {refs[at].id}) failed: ") for at in reasons)
     whole = [item for item in range(SIZE) if not reference.broken[item]]
     assert [int(memory[item]) for item in whole] == [reference.values[item] for item in whole]
-    assert worker._dispatcher.graph.live == len(worker._dispatcher.graph.writers) == 0
+    assert worker.unfinished == 0
 
 
 def _test(examples: int) -> Any:

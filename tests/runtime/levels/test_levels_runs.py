@@ -22,8 +22,7 @@ from levels_stage import host as host
 from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
-from pytest_aorta.runtime.dispatcher import TaskKind
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, RunHandle, TaskArgs, TaskError, TaskRef, Worker
 from pytest_aorta.runtime.graph import State
 
 
@@ -248,8 +247,6 @@ def test_runs_within_a_graph_its_end_and_too_many_scopes_are_refused(host: Host)
 
 @pytest.mark.statement(23)
 def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
-    dispatcher = host.worker._dispatcher
-
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         refused: list[Callable[[], object]] = [
             lambda: orch.submit_sub_group(host.nothing, []),
@@ -266,9 +263,9 @@ def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
     handle.wait(PATIENCE)
 
     assert handle.records == []
-    wait_until(lambda: not dispatcher.runs, "the end of the run")
-    assert dispatcher.graph.live == 0
-    assert all(endpoint.busy == 0 for endpoint in dispatcher.placement.pools[TaskKind.SUB].values())
+    assert handle.done
+    assert host.worker.unfinished == 0
+    assert run_sub(host.worker, host.nothing).ok
 
 
 WRONG: list[tuple[Callable[[Any, Any], Any], str]] = [
@@ -299,10 +296,6 @@ def test_arguments_of_a_wrong_type_name_the_right_one(host: Host) -> None:
 # The ring of a run: a fixed number of slots for tasks that have not ended
 
 
-def _is_full(worker: Worker) -> bool:
-    return any(run.unsettled >= run.ring_size for run in worker._dispatcher.runs)
-
-
 @pytest.mark.statement(46)
 def test_a_submission_to_a_full_ring_waits_until_a_task_has_ended(gates: Gates) -> None:
     refs: list[TaskRef] = []
@@ -316,9 +309,8 @@ def test_a_submission_to_a_full_ring_waits_until_a_task_has_ended(gates: Gates) 
         worker.init()
         building.start()
         gates.wait_until_began("a")
-        wait_until(lambda: _is_full(worker), "a submission that waits")
-        assert len(refs) == 3
-        assert worker._dispatcher.runs[0].unsettled == 3
+        wait_until(lambda: len(refs) == 3, "a submission that waits")
+        assert worker.unfinished == 3
         gates.open("a")
         gates.wait_until_began("b")
         gates.open()
@@ -343,7 +335,7 @@ def test_it_raises_where_that_is_asked_for_and_leaves_nothing(gates: Gates, time
         handle = worker.submit(build)
         handle.wait()
         assert [record.payload for record in handle.records] == ["a", "b", "d"]
-        assert worker._dispatcher.graph.live == 0
+        assert worker.unfinished == 0
 
 
 @pytest.mark.statement(46)
@@ -360,13 +352,12 @@ def test_a_submission_that_waits_ends_with_its_run(gates: Gates) -> None:
                 refused.append(str(error))
 
         worker.init()
-        building = threading.Thread(target=worker.submit, args=(build,))
+        runs: list[RunHandle] = []
+        building = threading.Thread(target=worker.build, args=(build, None, None), kwargs={"opened": runs.append})
         building.start()
         gates.wait_until_began("a")
-        [run] = worker._dispatcher.runs
-        wait_until(lambda: _is_full(worker), "a submission that waits")
-        worker._dispatcher.cancel_run(run, "enough", running=False)
+        runs[0].cancel("enough")
         building.join(PATIENCE)
         assert refused == ["the run is cancelled: enough"]
-        assert not run.ended.is_set()  # its first task goes on
+        assert not runs[0].done  # its first task goes on
         gates.open()

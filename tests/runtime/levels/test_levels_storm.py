@@ -107,7 +107,7 @@ def test_kills_of_any_process_cost_tasks_and_nothing_else(kills: int, seed: int)
         finally:
             over.set()
             load.join()
-        assert top._dispatcher.graph.live == 0
+        assert top.unfinished == 0
     assert problems == []
     assert Outcome.SUCCESS in outcomes
     assert outcomes <= {Outcome.SUCCESS, Outcome.ENDPOINT_FAILURE, Outcome.TASK_FAILURE, Outcome.SKIPPED}

@@ -143,7 +143,7 @@ def test_memory_of_level_4_is_that_of_a_sub_task_two_levels_below() -> None:
             y.zero_()
             top.run(build)
             assert (x.tolist(), y.tolist()) == ([[0] * 3, [5] * 3], [5.5] * 3)
-        wait_until(lambda: top._dispatcher.graph.live == 0, "the end of all nodes")
+        wait_until(lambda: top.unfinished == 0, "the end of all nodes")
 
 
 # Tensors of every kind, against a call in this process
