@@ -21,7 +21,7 @@ from pytest_aorta.triage.compare import (
     CellChange,
     RunComparison,
     compare_runs,
-    comparison_as_plain,
+    comparison_data,
 )
 from pytest_aorta.triage.matrix import EarlierMatrix
 from pytest_aorta.triage.starts import compare_recorded
@@ -105,9 +105,9 @@ def report(
 
 
 def _report_over_time(results: Path, output: Path) -> None:
-    from pytest_aorta.triage.over_time import over_time, picture, runs_of
+    from pytest_aorta.triage.over_time import over_time, picture, split_runs
 
-    cells = over_time(runs_of(results))
+    cells = over_time(split_runs(results))
     rows = [["Cell", "Run", "Failed", "Rate (95%)", "Time in ms (95%)", "Change"]]
     for key, runs in cells.items():
         for run in runs:
@@ -170,7 +170,7 @@ def compare(
     """
     comparison = compare_runs(a, b, margin, SPEED_MARGIN if speed_margin is None else speed_margin)
     if as_json:
-        click.echo(json.dumps(comparison_as_plain(comparison), indent=1, allow_nan=False))
+        click.echo(json.dumps(comparison_data(comparison), indent=1, allow_nan=False))
     else:
         click.echo("\n".join(_comparison_lines(comparison, None if everything else 20)))
     failed = [line for what in fail_on for line in _failed_conditions(comparison, what)]

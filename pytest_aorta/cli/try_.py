@@ -32,7 +32,7 @@ from pytest_aorta.registry import BUILTIN_MITIGATIONS
 from pytest_aorta.runtime.resources.devices import find_devices
 from pytest_aorta.settings import Reader, RequestError, seconds, shown_command
 from pytest_aorta.triage.columns import bound_text
-from pytest_aorta.triage.draws import start_rate_below, starts_of
+from pytest_aorta.triage.draws import group_by_start, start_rate_below
 from pytest_aorta.triage.facts import judged_together
 from pytest_aorta.triage.power import smallest_fault
 from pytest_aorta.triage.rates import rate_below, wilson
@@ -460,7 +460,7 @@ class _Look:
             unread = f", which was read in {read} of them" if read < count else ""
             yield f"It did not fail in {counted(count, 'run')}, but has {outcomes[1]} ({outcomes[0]}{unread})."
         elif not bad:
-            processes = starts_of(trial.facts for trial in self.trials)
+            processes = group_by_start(trial.facts for trial in self.trials)
             bound = bound_text(rate_below(count), start_rate_below(processes), len(processes))
             yield f"It did not fail in {counted(count, 'run')}; its failure rate is {bound}."
         elif bad < count:

@@ -33,7 +33,7 @@ from pytest_aorta.registry import one_line_of
 from pytest_aorta.replay import Replay, ReplayError, find_replays, read_record, spec_of
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.replays import Replayed, replayed_cells
-from pytest_aorta.triage.starts import divergences, facts_of_replay
+from pytest_aorta.triage.starts import divergences, read_replay_facts
 from pytest_aorta.trial_runner import Runner
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.paths import REPLAY
@@ -226,7 +226,7 @@ def _replay_failures(
         collectors = ", ".join(text.partition(":")[0] for text in again.run.selection.collect)
         again.say(f"{counted(len(replays), 'failed trial')} run again with {collectors}")
     for first, (replay, record) in zip(failed, again.results(replays), strict=True):
-        second = facts_of_replay(record.to_dict(), str(replay.paths.file), triage.settings.signatures)
+        second = read_replay_facts(record.to_dict(), str(replay.paths.file), triage.settings.signatures)
         replayed.setdefault(first.key, []).append((first, second))
 
 

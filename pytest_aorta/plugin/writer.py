@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> list[tuple[str, str]]:
     """Set the exit status of a run that has come to its end by its gates, which decide together; what to print of them,
     each line with its colour, with ``-q`` only of those that do not hold."""
-    from pytest_aorta.triage.gates import problems_of
+    from pytest_aorta.triage.gates import explain_gate
 
     begun = [writer for writer in writers if writer.gates and any(cell.trials for cell in writer.triage.cells)]
     if not begun:
@@ -66,7 +66,7 @@ def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> li
         if gates:
             table = writer.triage.table()
         for gate in gates:
-            problems = list(problems_of(gate, table))
+            problems = list(explain_gate(gate, table))
             hold &= not problems
             verdicts[f"{of}{gate.text}"] = problems
             lines += [(f"does not hold: {of}{gate.text}: {problem}", "red") for problem in problems]

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.settings import COLLECT, OPTION
-from pytest_aorta.triage.draws import Start, starts_of
+from pytest_aorta.triage.draws import Start, group_by_start
 from pytest_aorta.triage.facts import (
     LOSSES,
     OUTCOMES,
@@ -23,7 +23,7 @@ from pytest_aorta.triage.facts import (
     WatchedVariables,
     agreed,
     judged_together,
-    summary_of,
+    summarize_steps,
 )
 from pytest_aorta.triage.rates import Interval, wilson
 from pytest_aorta.triage.signatures import Signature
@@ -114,7 +114,7 @@ class CellStatistics:
     @cached_property
     def steps(self) -> StepSummary | None:
         """Of trials that came to the end of ``run()``."""
-        return summary_of([each.steps for each in self.finished if each.steps is not None])
+        return summarize_steps([each.steps for each in self.finished if each.steps is not None])
 
     @property
     def iterations(self) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ class CellStatistics:
     @cached_property
     def starts(self) -> tuple[Start, ...]:
         """The processes that its counted trials come from."""
-        return starts_of(self.finished)
+        return group_by_start(self.finished)
 
     @property
     def shared_starts(self) -> int | None:

@@ -79,16 +79,16 @@ def verdict_note(verdict: Verdict) -> str:
     return verdict.reason or verdict.of.strip("()")
 
 
-def plain(value: Any) -> Any:
+def json_data(value: Any) -> Any:
     """As strict JSON has it: of a dataclass its fields and public properties; there is no NaN and no infinity."""
     if is_dataclass(value):
         kind: Any = type(value)
-        return {name: plain(getattr(value, name)) for name in _keys(kind)}
+        return {name: json_data(getattr(value, name)) for name in _keys(kind)}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, tuple | list) else value
+        return {name: json_data(each) for name, each in value.items()}
+    return [json_data(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 @cache
@@ -286,7 +286,7 @@ def conclusions(table: Table) -> list[str]:
         if row.comparison is not None:
             groups.setdefault(row.comparison.baseline, []).append(row)
     several = len({(key.workload, key.test, key.options) for key in groups}) > 1
-    gathered = (table.associations.place, table.associations.start)
+    gathered = (table.associations.bad_place, table.associations.start)
     found = [f"{each.sentence}." for each in gathered if each is not None]
     found += node_sentences(table.nodes)
     told: list[Factorial] = []
@@ -328,12 +328,12 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, settings: TriageSetting
         if not (found := best(kind)):
             continue
         first = found[0]
-        evidence = _evidence(first, base) if kind != "exchanges" else _of_ways(first, base)
+        evidence = _evidence(first, base) if kind != "exchanges" else _describe_ways(first, base)
         text = f"{_mitigation(first, base)} {does.get(kind, first.verdict.text)}: {evidence}"
         if kind == "leaves":
-            text = f"{_mitigation(first, base)} fixes one way to fail: {_of_ways(first, base)}"
+            text = f"{_mitigation(first, base)} fixes one way to fail: {_describe_ways(first, base)}"
         elif kind in ("fixes", "reduces") and any(way.hidden for way in first.by_signature):
-            text += f"; {_of_ways(first, base)}"
+            text += f"; {_describe_ways(first, base)}"
         # What a cure removes at least, and what may be left.
         bounds = [f"it removes at least {first.verdict.removes:.0%} of the failures"] if first.verdict.removes else []
         bounds += [f"its failure rate is {_bound(first)}"] if first.rate_below is not None else []
@@ -434,7 +434,7 @@ def _evidence(row: Row, base: CellStatistics) -> str:
     return f"{numbers} (p {p.replace('<', '< ') if p.startswith('<') else f'= {p}'})"
 
 
-def _of_ways(row: Row, base: CellStatistics) -> str:
+def _describe_ways(row: Row, base: CellStatistics) -> str:
     """``loss is nan in 0 of 20 (20 of 20 without it); SIGSEGV shows in 18 of 20 (it may have been hidden in ...)``."""
     texts = []
     for way in row.by_signature:

@@ -14,7 +14,7 @@ from pytest_aorta.common.texts import first_names
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import MARGIN, SPEED_MARGIN, Margin
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
-from pytest_aorta.triage.columns import Column, difference_with_interval, p_value, plain
+from pytest_aorta.triage.columns import Column, difference_with_interval, json_data, p_value
 from pytest_aorta.triage.draws import StartComparison
 from pytest_aorta.triage.environments import Difference, Environments, differences
 from pytest_aorta.triage.facts import CellKey
@@ -347,7 +347,7 @@ def _match_cells(a: Side, b: Side) -> tuple[dict[CellKey, CellKey], bool]:
     return {key: partner[key] for key in b.cells if key in partner}, across
 
 
-def comparison_as_plain(comparison: RunComparison) -> dict[str, Any]:
+def comparison_data(comparison: RunComparison) -> dict[str, Any]:
     """Everything, as strict JSON data; ``docs/compare.md`` has the keys. Rates are fractions, step times in ms."""
 
     def side(of: Side) -> dict[str, Any]:
@@ -387,7 +387,7 @@ def comparison_as_plain(comparison: RunComparison) -> dict[str, Any]:
             ],
         },
     }
-    return {key: plain(value) for key, value in found.items()}
+    return {key: json_data(value) for key, value in found.items()}
 
 
 def _numbers(cell: CellStatistics) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def shared_starts(trials: Iterable[TrialFacts]) -> dict[CellKey, set[int]]:
     return found
 
 
-def starts_of(
+def group_by_start(
     trials: Iterable[TrialFacts],
     failed: Callable[[TrialFacts], bool] = lambda facts: facts.is_failure,
 ) -> tuple[Start, ...]:

@@ -107,7 +107,7 @@ class Environments:
         """All facts with their values; trials that would have recorded one, and did not, have ``None``."""
         found: dict[Fact, Counts] = {}
         for section, contents in self._contents.items():
-            read = [(*_facts_of_text(section, text), trials) for text, trials in contents.items()]
+            read = [(*_parse_facts(section, text), trials) for text, trials in contents.items()]
             for fact in {fact for facts, _, _ in read for fact in facts}:
                 counts = found[fact] = Counter()
                 for facts, complete, trials in read:
@@ -118,7 +118,7 @@ class Environments:
     def has_no(self, fact: Fact) -> Counts:
         """How many trials would have recorded a fact that none has."""
         contents = self._contents.get(fact.section, Counter()).items()
-        complete = sum(trials for text, trials in contents if _facts_of_text(fact.section, text)[1])
+        complete = sum(trials for text, trials in contents if _parse_facts(fact.section, text)[1])
         return Counter({None: complete} if complete else {})
 
     def _count(self, section: str, content: Mapping[str, Any], complete: bool) -> None:
@@ -126,7 +126,7 @@ class Environments:
 
 
 @lru_cache(maxsize=10_000)
-def _facts_of_text(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
+def _parse_facts(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
     content, complete = json.loads(text)
     if section in _AFTER:
         return {Fact(_AFTER[section], name, section): value for name, value in content.items()}, complete
@@ -170,8 +170,8 @@ class Difference:
         return {
             "what": self.fact.name,
             "text": str(self),
-            "a": [{"value": _plain(value), "trials": trials} for value, trials in self.before],
-            "b": [{"value": _plain(value), "trials": trials} for value, trials in self.after],
+            "a": [{"value": _json_value(value), "trials": trials} for value, trials in self.before],
+            "b": [{"value": _json_value(value), "trials": trials} for value, trials in self.after],
         }
 
 
@@ -202,7 +202,7 @@ def _by_frequency(counts: Counts) -> tuple[tuple[Value | None, int], ...]:
     return tuple(sorted(counts.items(), key=lambda item: (-item[1], str(item[0]))))
 
 
-def _plain(value: Value | None) -> Any:
+def _json_value(value: Value | None) -> Any:
     if is_hidden(value):
         return None
     return list(value) if isinstance(value, tuple) else value

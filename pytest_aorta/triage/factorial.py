@@ -118,7 +118,7 @@ class Factorial:
         return (*(finding.text for finding in self.findings), *more)
 
 
-def design_of(cells: Sequence[CellTrials]) -> tuple[tuple[Factor, ...], dict[Combination, CellTrials]] | None:
+def find_design(cells: Sequence[CellTrials]) -> tuple[tuple[Factor, ...], dict[Combination, CellTrials]] | None:
     """The variables that cells are all combinations of; ``None`` where they are not, or there are fewer than two.
 
     A variable that some cells set and others do not has a value for that; so has a mitigation with a name, and the
@@ -156,7 +156,7 @@ def factorials(
             groups.setdefault(cell.key.group(), []).append(cell)
     found = []
     for group in groups.values():
-        design = design_of(group) if len(group) > 3 else None
+        design = find_design(group) if len(group) > 3 else None
         counted = [cell.statistics for cell in group]
         if design and all(each.counted for each in counted) and any(each.failures for each in counted):
             found.append(_Analysis(*design, paired, sequential, by_rounds()).result())
@@ -218,9 +218,9 @@ class _Analysis:
         )
         acting = {number: adjusted[number] for number in numbers if adjusted[number] < _LEVEL}
         if acting:
-            findings = self._of_acting(acting)
+            findings = self._explain_acting(acting)
         elif found := [(p, pair) for p, pair in zip(adjusted[len(numbers) :], pairs, strict=True) if p < _LEVEL]:
-            findings = [self._depends(*min(found))]
+            findings = [self._explain_dependence(*min(found))]
         else:
             findings = [] if doubted else [self._none(effects[: len(numbers)])]
         keys = tuple(cell.key for cell in self.cells.values())
@@ -335,7 +335,7 @@ class _Analysis:
 
     # What it comes to.
 
-    def _of_acting(self, acting: Mapping[int, float]) -> list[Finding]:
+    def _explain_acting(self, acting: Mapping[int, float]) -> list[Finding]:
         high = {number: self._high(number) for number in acting}
         left, found = dict(acting), []
         subsets = [each for size in range(len(acting), 1, -1) for each in itertools.combinations(acting, size)]
@@ -444,7 +444,7 @@ class _Analysis:
         capital = np.cumsum(np.log1p(stakes[:, None] * np.array([0.0, *_by_turns(series)])), axis=1)
         return min(1.0, 2 / float(np.exp(capital).mean(axis=0).max()))
 
-    def _depends(self, p: float, pair: Combination) -> Finding:
+    def _explain_dependence(self, p: float, pair: Combination) -> Finding:
         one, other = (self.factors[number] for number in pair)
         counts = {
             (a, b): self._sum(each for each in self.cells if (each[pair[0]], each[pair[1]]) == (a, b))

@@ -98,7 +98,7 @@ def steady_steps(step_times_ms: Iterable[Any]) -> TrialSteps | None:
     return TrialSteps(array("d", measured)) if measured else None
 
 
-def summary_of(trials: Sequence[TrialSteps]) -> StepSummary | None:
+def summarize_steps(trials: Sequence[TrialSteps]) -> StepSummary | None:
     """The steps of several trials; ``None`` where there are none."""
     if not trials:
         return None
@@ -328,7 +328,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
 
     All of them are in the record itself, so that a run and the reader of its files come to the same table.
     """
-    outcome = outcome_of(record)
+    outcome = classify_outcome(record)
     result, failure, request = record["result"], record.get("failure") or {}, record.get("request") or {}
     output, step_times = result.get("output") or {}, result.get("step_times_ms") or ()
     collected: Mapping[str, Mapping[str, Any]] = record.get("collected") or {}
@@ -417,7 +417,7 @@ def judged_together(trials: Sequence[TrialFacts]) -> Sequence[TrialFacts]:
     return [replace(each, outcome="did not run", signature=why) if each.is_counted else each for each in trials]
 
 
-def outcome_of(record: Mapping[str, Any]) -> Outcome:
+def classify_outcome(record: Mapping[str, Any]) -> Outcome:
     """For statistics: as the exit status, but that what never began its main work is no failure of the workload.
 
     Neither is what a full disk has ended.

@@ -109,7 +109,7 @@ def check_gates(
             check_baseline(gate.cell, cells, f"{source} {gate.text!r}")
 
 
-def problems_of(gate: Gate, table: Table) -> Iterator[str]:
+def explain_gate(gate: Gate, table: Table) -> Iterator[str]:
     """Why a gate does not hold, and where, once all trials are over; nothing where it does.
 
     A gate without a cell is about each cell that is compared with a baseline, and about a cell that has none to be

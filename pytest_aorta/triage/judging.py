@@ -150,8 +150,8 @@ class Pair:
         if seen is not None:
             return Comparison(self.baseline, difference, seen.interval, seen.ratio, seen.p, seen.p, "sequential")
         p = self.trials_p if self.starts is None else max(self.trials_p, self.starts.p)
-        ratio = rates.ratio_of(*rates.arms(strata, rates.RATIO_LEVEL))
-        return Comparison(self.baseline, difference, rates.difference_of(cell, base), ratio, p, p, "fixed")
+        ratio = rates.ratio_interval(*rates.arms(strata, rates.RATIO_LEVEL))
+        return Comparison(self.baseline, difference, rates.difference_interval(cell, base), ratio, p, p, "fixed")
 
 
 def judge(pairs: Sequence[Pair], margin: Margin, family: int, planned: int = 0) -> list[tuple[Comparison, Verdict]]:

@@ -13,7 +13,7 @@ from pytest_aorta._version import __version__
 from pytest_aorta.common.texts import counted, utc_now
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage import margin as read_margin
-from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, p_value, plain
+from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, json_data, p_value
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.judging import LEVEL
 from pytest_aorta.triage.reading import MATRIX_JSON, Results, recorded_rules, triage_in_order
@@ -75,8 +75,8 @@ def matrix_json(table: Table, state: RunState) -> str:
         **({"factorials": table.factorials} if table.factorials else {}),
     }
     cells = [{column.key: column.value(row) for column in COLUMNS if column.key} for row in _planned_rows(table, state)]
-    lines = ",\n  ".join(json.dumps(plain(cell), allow_nan=False) for cell in cells)
-    return f'{{\n {json.dumps(plain(head), allow_nan=False)[1:-1]},\n "cells": [\n  {lines}\n ]\n}}\n'
+    lines = ",\n  ".join(json.dumps(json_data(cell), allow_nan=False) for cell in cells)
+    return f'{{\n {json.dumps(json_data(head), allow_nan=False)[1:-1]},\n "cells": [\n  {lines}\n ]\n}}\n'
 
 
 def _planned_rows(table: Table, state: RunState) -> list[Row]:
@@ -103,9 +103,9 @@ def markdown(table: Table, state: RunState) -> str:
     elif not state.complete:
         run.append("the run goes on")
     parts = [
-        f"## Trials of {text_of(workloads, _LONGEST)}",
-        *(f"**{text_of(sentence)}**" for sentence in conclusions(table)),
-        f"{text_of('; '.join(run))}. {text_of(state.written_at)}".rstrip(),
+        f"## Trials of {escape_markdown(workloads, _LONGEST)}",
+        *(f"**{escape_markdown(sentence)}**" for sentence in conclusions(table)),
+        f"{escape_markdown('; '.join(run))}. {escape_markdown(state.written_at)}".rstrip(),
         pipe_table((each.title for each in shown), rules, [[each.text_of(row) for each in shown] for row in rows]),
     ]
     if ways := [(row, way) for row in rows for way in row.by_signature]:
@@ -137,7 +137,7 @@ def markdown(table: Table, state: RunState) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def text_of(text: str, longest: int | None = None) -> str:
+def escape_markdown(text: str, longest: int | None = None) -> str:
     """A text that Markdown, and HTML within it, shows as it is, on one line."""
     clean = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     clean = clean if longest is None or len(clean) <= longest else f"{clean[: longest - 3]}..."
@@ -148,11 +148,11 @@ def _items(texts: Iterable[str]) -> str:
     def harmless(found: re.Match[str]) -> str:
         return f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}"
 
-    return "\n".join(f"- {_FIRST.sub(harmless, text_of(text))}" for text in texts)
+    return "\n".join(f"- {_FIRST.sub(harmless, escape_markdown(text))}" for text in texts)
 
 
 def pipe_table(titles: Iterable[str], rules: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    texts = [f"| {' | '.join(text_of(text, _LONGEST) for text in line)} |" for line in (titles, *rows)]
+    texts = [f"| {' | '.join(escape_markdown(text, _LONGEST) for text in line)} |" for line in (titles, *rows)]
     return "\n".join([texts[0], f"| {' | '.join(rules)} |", *texts[1:]])
 
 

@@ -37,7 +37,7 @@ class CellRun:
     changes: tuple[str, ...] = ()
 
 
-def runs_of(results: Path) -> list[list[TrialFacts]]:
+def split_runs(results: Path) -> list[list[TrialFacts]]:
     """The trials of each run, in their order: a new run begins with the first trial that is there again.
 
     Raises ``RequestError`` where there are no two.

@@ -112,7 +112,7 @@ def arms(tables: Sequence[tuple[float, float, float, float]], level: float = 0.9
     return found[0], found[1]
 
 
-def difference_of(cell: Estimate, base: Estimate) -> Interval:
+def difference_interval(cell: Estimate, base: Estimate) -> Interval:
     """The interval of the cell's rate less the baseline's; all of -1 to 1 without a trial on either side.
 
     Newcombe 1998, "Interval estimation for the difference between independent proportions", method 10: the
@@ -125,7 +125,7 @@ def difference_of(cell: Estimate, base: Estimate) -> Interval:
     )
 
 
-def ratio_of(cell: Estimate, base: Estimate) -> Interval:
+def ratio_interval(cell: Estimate, base: Estimate) -> Interval:
     """The interval of the cell's rate divided by the baseline's, from 0 to infinity where nothing is known.
 
     Donner & Zou 2012, "Closed-form confidence intervals for functions of the normal mean and standard deviation": the
@@ -159,7 +159,7 @@ def _equal_rates_p(one: tuple[int, int], other: tuple[int, int]) -> float:
     (failures, trials), (other_failures, other_trials) = one, other
     if max(trials, other_trials) > _MOST_TRIALS_OF_BOSCHLOO:
         failed = failures + other_failures
-        chances = _shares_of_failures(failed, trials, other_trials)
+        chances = _hypergeometric(failed, trials, other_trials)
         seen = chances[failures - max(0, failed - other_trials)]
         as_unlikely = chances[chances <= seen * (1 + 1e-7)]
         return min(1.0, float(as_unlikely.sum()))
@@ -263,13 +263,13 @@ def _tails(tables: Sequence[Counts]) -> tuple[float, float, float]:
         failed = failures + base_failures
         least += max(0, failed - base_trials)
         if 0 < failed < trials + base_trials and trials and base_trials:  # else it says nothing
-            chances = np.convolve(chances, _shares_of_failures(failed, trials, base_trials))
+            chances = np.convolve(chances, _hypergeometric(failed, trials, base_trials))
     seen = sum(table[0] for table in tables) - least
     return min(1.0, float(chances[: seen + 1].sum())), min(1.0, float(chances[seen:].sum())), float(chances[seen])
 
 
 @lru_cache(maxsize=4096)
-def _shares_of_failures(failed: int, trials: int, base_trials: int) -> Numbers:
+def _hypergeometric(failed: int, trials: int, base_trials: int) -> Numbers:
     """The chance of each number of failures of the cell, the least possible first, given those of both sides."""
     import numpy as np
 

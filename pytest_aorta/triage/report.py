@@ -31,7 +31,7 @@ from pytest_aorta.triage import TriageSettings, columns
 from pytest_aorta.triage.columns import COLUMNS, conclusions, rate_with_interval
 from pytest_aorta.triage.environments import Environments, differences
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, StepSummary, TrialFacts
-from pytest_aorta.triage.matrix import EarlierMatrix, pipe_table, text_of
+from pytest_aorta.triage.matrix import EarlierMatrix, escape_markdown, pipe_table
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.starts import Found, Heat, sentences, with_replays
@@ -105,7 +105,7 @@ def write_report(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
         # Whatever comes from a record does nothing but be seen. Markup is ours.
-        finalize=lambda value: plain(value) if type(value) is str else value,
+        finalize=lambda value: visible_text(value) if type(value) is str else value,
     )
     for name in ("difference_with_interval", "p_value", "step_ms", "counted", "verdict_note"):
         environment.filters[name] = getattr(columns, name)
@@ -126,7 +126,7 @@ def _sort_value(value: Any) -> Any:
 # Texts that others have written: what is not to be seen is shown as such, and length is bounded.
 
 
-def plain(text: str) -> str:
+def visible_text(text: str) -> str:
     """A text of several lines that shows what is in it, and does nothing."""
     text = ESCAPES.sub("", text)
     if "\r" in text:  # a progress bar, of which a terminal shows the last state
@@ -136,7 +136,7 @@ def plain(text: str) -> str:
 
 def one_line(text: str, longest: int = _LINE) -> str:
     """A text without line breaks, cut in the middle where it is too long: names differ at their ends."""
-    line = " ".join(plain(text[: 20 * longest]).split())
+    line = " ".join(visible_text(text[: 20 * longest]).split())
     if len(line) <= longest:
         return line
     return f"{line[: longest * 2 // 3]}{_CUT}{line[-(longest // 3) + 1 :]}"
@@ -144,7 +144,7 @@ def one_line(text: str, longest: int = _LINE) -> str:
 
 def bounded(text: str, most_lines: int = TAIL_LINES, most_bytes: int = TAIL_BYTES) -> str:
     """The end of a text, with a first line that says how much is left out."""
-    lines = plain(text).rstrip().split("\n")
+    lines = visible_text(text).rstrip().split("\n")
     kept = "\n".join(lines[-most_lines:]).encode()[-most_bytes:].decode(errors="ignore")
     cut = len("\n".join(lines)) - len(kept)
     return f"[{_CUT} {cut:,} characters before]\n{kept}" if cut > 0 else kept
@@ -155,8 +155,8 @@ def log_tail(path: Path) -> str:
     if not os.path.isfile(path):  # to open a pipe would wait for its writer
         return ""
     if path.name.endswith("stacks.log"):
-        return plain("\n".join(stacks_excerpt(path)))
-    lines = without_runner(plain(read_tail(path, TAIL_BYTES)).rstrip().split("\n"))
+        return visible_text("\n".join(stacks_excerpt(path)))
+    lines = without_runner(visible_text(read_tail(path, TAIL_BYTES)).rstrip().split("\n"))
     kept = "\n".join(lines[-TAIL_LINES:])
     before = path.stat().st_size - len(kept.encode())
     is_cut = len(lines) > TAIL_LINES or path.stat().st_size > TAIL_BYTES
@@ -231,7 +231,7 @@ def _failed_trial(record: Mapping[str, Any], file: str) -> dict[str, Any]:
     }
 
 
-def labels_of(keys: Iterable[CellKey]) -> dict[CellKey, str]:
+def label_cells(keys: Iterable[CellKey]) -> dict[CellKey, str]:
     """Names of cells: with what differs between them, and no more; each is unique."""
     keys = list(keys)
     names = [name for name in ("test", "workload", "options") if len({getattr(key, name) for key in keys}) > 1]
@@ -293,7 +293,7 @@ class Report:
         #: In run order.
         self.trials = sorted(trials, key=lambda facts: (facts.started_at, facts.index, facts.file))
         self.table = with_replays(self.triage.table(), self.triage, self.folder)
-        self.labels = labels_of(row.cell.key for row in self.table.rows)
+        self.labels = label_cells(row.cell.key for row in self.table.rows)
         #: Equal for equal signatures, in other reports as well.
         self.ids = {
             facts.signature: f"s{hashlib.sha256(repr(facts.signature).encode(errors='replace')).hexdigest()[:8]}"
@@ -355,7 +355,7 @@ class Report:
         kept = [column for column in found if column.title not in ("Workload", "Environment", "Cell")]
         rows = [[self.labels[row.cell.key], *(column.text_of(row) for column in kept)] for row in shown]
         rules = ["---", *("---" if column.left else "---:" for column in kept)]
-        parts = [f"**{text_of(sentence)}**" for sentence in self._sentences()]
+        parts = [f"**{escape_markdown(sentence)}**" for sentence in self._sentences()]
         parts.append(pipe_table(["Cell", *(column.title for column in kept)], rules, rows))
         more = len(self.table.rows) - len(shown)
         items = [f"and {counted(more, 'other cell')}"] if more else []
@@ -370,7 +370,7 @@ class Report:
             values = [value for value, _ in by_name.get(name, Counter()).most_common() if isinstance(value, str)]
             items += [f"{name}: {_listed(values)}"] if values else []
         items += [f"{name}: {text}" for name, text in self._facts() if name in ("trials", "started")]
-        parts.append("\n".join(f"- {text_of(item)}" for item in [*items, f"pytest-aorta {__version__}"]))
+        parts.append("\n".join(f"- {escape_markdown(item)}" for item in [*items, f"pytest-aorta {__version__}"]))
         return "\n\n".join(parts) + "\n"
 
     def _facts(self) -> list[tuple[str, str]]:

@@ -138,7 +138,7 @@ class Rounds:
         return self.p <= _PROBABLY and self.left < _LEFT * self.error
 
 
-def rounds_of(cells: Sequence[Sequence[TrialFacts]]) -> Rounds:
+def analyse_rounds(cells: Sequence[Sequence[TrialFacts]]) -> Rounds:
     """``cells``: the counted trials of each.
 
     Residuals are those of a trial beside its cell at its place. Each cell's series is turned round by a random number

@@ -183,7 +183,7 @@ class PairedEProcess:
             base_before = self._base_failures + np.cumsum(base) - base
             cell_before = self._cell_failures + np.cumsum(cell) - cell
             on_base, on_cell = self.gains(self._pairs + number, base_before, cell_before)
-            capital = found[-1][-1] + np.cumsum(_of_shares(on_base, base) + _of_shares(on_cell, cell), axis=0)
+            capital = found[-1][-1] + np.cumsum(_log_mean_bets(on_base, base) + _log_mean_bets(on_cell, cell), axis=0)
             self._peaks = np.maximum(self._peaks, capital.max(axis=0))
             self._pairs += len(base)
             self._base_failures += float(base.sum())
@@ -217,7 +217,7 @@ class PairedEProcess:
         return np.where(bets, on_base, 0), np.where(bets, on_cell, 0)
 
 
-def _of_shares(gains: Numbers, shares: Numbers) -> Numbers:
+def _log_mean_bets(gains: Numbers, shares: Numbers) -> Numbers:
     """The logarithm of the mean bet on trials of which these shares have failed."""
     number = np.arange(len(shares))
     is_one = (shares == 0) | (shares == 1)

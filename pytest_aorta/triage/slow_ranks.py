@@ -38,7 +38,7 @@ def slow_ranks(cells: Iterable[CellTrials]) -> Iterator[str]:
     for key, facts, (slowest, _, size) in measured:
         for rank in range(size):
             taking_part[f"{key.label}: ", f"rank {rank}"].append((facts, rank == slowest))
-            if (device := _device_of(rank, facts)) is not None:
+            if (device := _name_device(rank, facts)) is not None:
                 taking_part["", device].append((facts, rank == slowest))
                 ranks_on[device].add(rank)
     asked = {each: those for each, those in taking_part.items() if each[0] or len(ranks_on[each[1]]) > 1}
@@ -53,7 +53,7 @@ def slow_ranks(cells: Iterable[CellTrials]) -> Iterator[str]:
             continue
         what = f"in {len(found)} of {len(those)} trials, {times:.2g} times the median of all ranks"
         if where:
-            devices = {_device_of(found[0][1][0], facts) for facts, _ in found}
+            devices = {_name_device(found[0][1][0], facts) for facts, _ in found}
             its = devices.pop() if len(devices) == 1 else None
             look = f"its {its or 'device'}, its host, and what only it does"
             yield f"{where}{who} is the slowest {what}: look at {look}"
@@ -62,7 +62,7 @@ def slow_ranks(cells: Iterable[CellTrials]) -> Iterator[str]:
             yield f"the rank on {who} is the slowest {what}"
 
 
-def _device_of(rank: int, facts: TrialFacts) -> str | None:
+def _name_device(rank: int, facts: TrialFacts) -> str | None:
     """``device 3``, or with its host; ``None`` where the ranks have not one each."""
     place = facts.place
     if facts.slowest is None or len(place.devices) != facts.slowest[2]:

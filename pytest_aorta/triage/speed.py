@@ -167,7 +167,7 @@ def _compared(cell: Sequence[Measured], base: Sequence[Measured], sequential: bo
         low, middle, high, p = _anytime(pairs)
     elif is_timed and len(pairs) >= _FEWEST_PAIRS:
         can_tell = 2.0 ** (1 - len(pairs)) * family < LEVEL
-        low, middle, high, p = _clipped(pairs) if can_tell and _straggle(pairs) else _t(*_of_pairs(pairs))
+        low, middle, high, p = _clipped(pairs) if can_tell and _straggle(pairs) else _t(*_estimate_pairs(pairs))
     else:
         low, middle, high, p = _t(*(_welch(*places[0]) if len(places) == 1 else within_places(places)))
         if 2 / comb(len(cell) + len(base), len(cell)) >= LEVEL:
@@ -192,7 +192,7 @@ def _t(difference: float, error: float, freedom: float) -> _Estimate:
     return difference - half, difference, difference + half, 2 * float(stdtr(freedom, -abs(difference) / error))
 
 
-def _of_pairs(pairs: Sequence[float]) -> tuple[float, float, float]:
+def _estimate_pairs(pairs: Sequence[float]) -> tuple[float, float, float]:
     """Mean, its standard error, and degrees of freedom."""
     squares = variance(pairs)
     return fmean(pairs), sqrt(squares / len(pairs)) if squares >= _NO_ERROR else 0.0, len(pairs) - 1

@@ -85,7 +85,7 @@ def where_it_starts(table: Table) -> Iterator[str]:
         yield f"what collectors change is not known: all {counted(observed, 'trial')} ran with them{how}"
 
 
-def facts_of_replay(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, str]]) -> TrialFacts:
+def read_replay_facts(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, str]]) -> TrialFacts:
     """Of a replay with collectors: what these add to a way to fail makes it no other one."""
     return replace(facts_of(record, file, rules), signature=signature_of({**record, "collected": {}}, rules))
 
@@ -104,7 +104,7 @@ def with_replays(table: Table, triage: Triage, results: Path) -> Table:
         then = trial.record.get("replay_of") or {}
         key = (trial.facts.key.workload, trial.facts.key.cell, trial.facts.index, then.get("started_at"))
         if trial.facts.observed and key in first:
-            again = facts_of_replay(trial.record, trial.file, triage.settings.signatures)
+            again = read_replay_facts(trial.record, trial.file, triage.settings.signatures)
             found.setdefault(first[key].key, []).append((first[key], again))
     return table.with_replays(replayed_cells(found, triage.cells)) if found else table
 

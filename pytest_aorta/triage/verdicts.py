@@ -14,9 +14,9 @@ from pytest_aorta.triage.cells import CellStatistics, CellTrials, MitigationEffe
 from pytest_aorta.triage.draws import (
     StartComparison,
     check_forks,
+    group_by_start,
     seconds_of_process,
     start_rate_below,
-    starts_of,
 )
 from pytest_aorta.triage.factorial import Factorial, factorials
 from pytest_aorta.triage.facts import CellKey, TrialFacts
@@ -35,7 +35,7 @@ from pytest_aorta.triage.judging import (
 )
 from pytest_aorta.triage.rates import Counts
 from pytest_aorta.triage.replays import ReplayedCell
-from pytest_aorta.triage.rounds import Rounds, is_sooner, round_counts, rounds_of
+from pytest_aorta.triage.rounds import Rounds, analyse_rounds, is_sooner, round_counts
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.slow_ranks import slow_ranks
 from pytest_aorta.triage.speed import OperatorChange, Speed, Subject, changed_operators, compare_speeds, measured
@@ -44,8 +44,8 @@ from pytest_aorta.triage.where import (
     Associations,
     Node,
     associations,
+    compare_nodes,
     dependence,
-    nodes_of,
 )
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ class Triage:
             speeds = self.speeds(compared, baseline, number, sequential=sequential)
             for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
                 if verdict.kind != "confounded" and key in ways:
-                    verdict = self._of_ways(ways[key], verdict)
+                    verdict = self._refine_by_ways(ways[key], verdict)
                 is_open = verdict.kind == "undecided" or verdict.is_same
                 if is_open and not (cells[key].failures or cells[baseline].failures):
                     if speed.kind in ("slower", "faster") or (self.settings.speed and speed.kind == "similar"):
@@ -371,7 +371,7 @@ class Triage:
             table = replace(table, factorials=found_factorials)
         return table
 
-    def _of_ways(self, ways: Sequence[SignatureVerdict], verdict: Verdict) -> Verdict:
+    def _refine_by_ways(self, ways: Sequence[SignatureVerdict], verdict: Verdict) -> Verdict:
         """The verdict where one way to fail may have taken the place of another, or show because that is gone."""
         gone = [way.signature.short for way in ways if way.verdict.kind in ("fixes", "reduces")]
         new = [way.signature.short for way in ways if way.verdict.kind == "worse"]
@@ -383,8 +383,8 @@ class Triage:
         return verdict
 
     def nodes(self) -> list[Node]:
-        """See ``nodes_of``."""
-        return nodes_of((facts for cell in self.cells for facts in cell.finished), self.settings.speed_margin)
+        """See ``compare_nodes``."""
+        return compare_nodes((facts for cell in self.cells for facts in cell.finished), self.settings.speed_margin)
 
     def more_starts(self, *, running: bool = True) -> dict[CellKey, int]:
         """How many more processes each cell needs for a verdict; cells that need none are missing.
@@ -421,7 +421,7 @@ class Triage:
             ours, theirs = cell.starts, base.starts
         else:
             ours, theirs = (
-                starts_of(side.finished, lambda facts: facts.signature == signature) for side in (cell, base)
+                group_by_start(side.finished, lambda facts: facts.signature == signature) for side in (cell, base)
             )
         seconds = seconds_of_process((*cell.finished, *base.finished))
         return StartComparison(ours, theirs, seconds, family + 1)
@@ -466,7 +466,7 @@ class Triage:
         streams = [cell.stream() for cell in self.cells]
         number = sum(map(len, streams))
         if self._shared is None or self._shared[0] != number:
-            self._shared = number, rounds_of(streams)
+            self._shared = number, analyse_rounds(streams)
         return self._shared[1]
 
     def _test(

@@ -20,7 +20,7 @@ from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.draws import shared_starts
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import Counts, Interval, holm, stratified_tails, wilson
-from pytest_aorta.triage.rounds import in_order, rounds_of
+from pytest_aorta.triage.rounds import analyse_rounds, in_order
 from pytest_aorta.triage.speed import within_places
 
 if TYPE_CHECKING:
@@ -141,13 +141,13 @@ class Associations:
     tests: tuple[Association, ...] = ()
 
     @property
-    def found(self) -> tuple[Association, ...]:
+    def significant(self) -> tuple[Association, ...]:
         """Those that hold: places first, then by p."""
         held = [test for test in self.tests if test.is_significant]
-        return tuple(sorted(held, key=lambda test: (test is not self.place, test.p)))
+        return tuple(sorted(held, key=lambda test: (test is not self.bad_place, test.p)))
 
     @property
-    def place(self) -> Association | None:
+    def bad_place(self) -> Association | None:
         """Where failures gather, so that the place is to be suspected before any variable."""
         held = [test for test in self.tests if test.is_significant and test.factor in PLACES and test.is_gathered]
         return min(held, key=lambda test: test.p, default=None)
@@ -172,7 +172,7 @@ class Associations:
         """
         by_seed = self.start is not None and self.start.factor != "start"
         explained = (*SEEDS, "order", *RUNS) if by_seed else SEEDS
-        kept = (test for test in self.found if test is not self.place and test.factor not in explained)
+        kept = (test for test in self.significant if test is not self.bad_place and test.factor not in explained)
         return tuple(test.sentence for test in kept if test.factor not in RUNS or test is self.runs)
 
 
@@ -203,7 +203,7 @@ def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associ
     adjusted = holm([test.p for test in tests])
     tests = [replace(test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)]
     if any(test.is_significant and test.factor in RUNS for test in tests):
-        rounds = rounds_of([_counted(cell) for cell in cells])
+        rounds = analyse_rounds([_counted(cell) for cell in cells])
         if rounds.explain_runs:
             text = "failures come and go over the run, in all cells together, which makes no difference between them"
             tests = [replace(test, sentence=text) if test.factor in RUNS else test for test in tests]
@@ -218,7 +218,7 @@ def dependence(cells: Sequence[CellTrials]) -> Association | None:
     """
     trials = _in_order(cells)
     found = next(_in_time(trials, [*_places(trials), *_first_trials(trials)], RUNS[:1]), None)
-    if found is None or found.p >= _SUSPICION or rounds_of([_counted(cell) for cell in cells]).explain_runs:
+    if found is None or found.p >= _SUSPICION or analyse_rounds([_counted(cell) for cell in cells]).explain_runs:
         return None
     return found
 
@@ -410,11 +410,11 @@ def _starts(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     by_number = dict(sorted(by_number.items()))
     total = (sum(map(sum, by_number.values())), len(known)) * 2
     shares = tuple(Share(f"start {number}", sum(each), len(each)) for number, each in by_number.items())
-    text = f"failures depend on what a process draws at its start: {_shares_of(starts, by_number)} ({_p(p)})"
+    text = f"failures depend on what a process draws at its start: {_describe_starts(starts, by_number)} ({_p(p)})"
     yield Association("start", "", *total, p, shares=shares, sentence=text)
 
 
-def _shares_of(starts: Mapping[tuple[CellKey, int], list[bool]], by_number: Mapping[int, list[bool]]) -> str:
+def _describe_starts(starts: Mapping[tuple[CellKey, int], list[bool]], by_number: Mapping[int, list[bool]]) -> str:
     """``all 12 in starts 0 and 2, none of 8 in start 1``; without names where starts of one number differ."""
     if all(all(each) or not any(each) for each in by_number.values()):
         names: list[str] = []
@@ -801,7 +801,7 @@ class Node:
         return tuple(found)
 
 
-def nodes_of(trials: Iterable[TrialFacts], margin: float = SPEED_MARGIN) -> list[Node]:
+def compare_nodes(trials: Iterable[TrialFacts], margin: float = SPEED_MARGIN) -> list[Node]:
     """All nodes by name; empty where there are not two. ``margin``: of step times, see ``TriageSettings``."""
     table: dict[CellKey, dict[str, list[TrialFacts]]] = {}
     for facts in trials:

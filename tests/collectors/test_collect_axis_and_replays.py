@@ -9,7 +9,7 @@ from support.fake_distributions import write_distribution
 from support.stage import Stage
 from support.triage_facts import CRASH, trials
 
-from pytest_aorta.triage.columns import plain
+from pytest_aorta.triage.columns import json_data
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.replays import ReplayedCell, replayed_cells
 from pytest_aorta.triage.starts import with_replays
@@ -183,7 +183,7 @@ def test_failed_trials_are_run_again_with_collectors_also_behind_xdist(stage: St
     read = Results(stage.results)
     triage = triage_in_order(trial.facts for trial in read)
     from_files = with_replays(triage.table(), triage, read.folder).replays
-    written = {effect.key.workload: json.loads(json.dumps(plain(effect))) for effect in from_files}
+    written = {effect.key.workload: json.loads(json.dumps(json_data(effect))) for effect in from_files}
     assert written == {"BySeed": by_seed, "Once": once}
 
 

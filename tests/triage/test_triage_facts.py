@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.records import record
 
 from pytest_aorta.triage.cells import CellTrials
-from pytest_aorta.triage.facts import CellKey, Outcome, Place, facts_of, outcome_of, steady_steps, summary_of
+from pytest_aorta.triage.facts import CellKey, Outcome, Place, classify_outcome, facts_of, steady_steps, summarize_steps
 from pytest_aorta.triage.reading import Results
 
 PHASES = ("launch", "import", "setup", "run", "cleanup")
@@ -37,7 +37,7 @@ def failed(status: str, phase: str = "run", kind: str = "exception", **result: A
 @pytest.mark.parametrize("main_work_started", [None, True])
 def test_the_outcome_follows_from_status_and_phase(status: str, phase: str, main_work_started: bool | None) -> None:
     trial = failed(status, phase, main_work_started=main_work_started)
-    assert outcome_of(trial) == OUTCOMES[status, phase]
+    assert classify_outcome(trial) == OUTCOMES[status, phase]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_outcome_follows_from_status_and_phase(status: str, phase: str, main
     ],
 )
 def test_what_did_not_begin_its_main_work_did_not_run(trial: dict[str, Any], outcome: Outcome) -> None:
-    assert outcome_of(trial) == outcome
+    assert classify_outcome(trial) == outcome
 
 
 def ended(phase: str, kind: str = "timeout", **changes: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def ended(phase: str, kind: str = "timeout", **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_deadline_that_passed_before_run_of_a_rank_is_a_loss(changes: dict[str, Any], outcome: Outcome) -> None:
-    assert outcome_of({**failed("timeout"), **changes}) == outcome
+    assert classify_outcome({**failed("timeout"), **changes}) == outcome
 
 
 def lost(message: str, phase: str = "import", kind: str = "exception", **changes: Any) -> dict[str, Any]:
@@ -324,13 +324,13 @@ def test_what_is_no_time_was_not_measured() -> None:
     assert steady([9.0, math.nan, -1.0, 0.0, math.inf, "NaN", None, True, 5]) == [5.0]
     assert steady([math.nan, 5.0, 5.0]) == [5.0, 5.0]  # the first step was slow, whatever it was measured as
     assert steady([math.nan, -1.0]) == []
-    assert summary_of([]) is None
+    assert summarize_steps([]) is None
 
 
 @given(st.lists(TIMES, min_size=1, max_size=5))
 def test_percentiles_are_those_of_numpy(trials: list[list[float]]) -> None:
     found = [each for each in map(steady_steps, trials) if each is not None]
-    summary = summary_of(found)
+    summary = summarize_steps(found)
     pooled = np.concatenate([each[max(1, len(each) // 10) :] if len(each) > 1 else each for each in trials])
     assert summary is not None
     assert summary.steps == len(pooled)

@@ -9,14 +9,14 @@ from support.triage_facts import triage_of, trials
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import TrialFacts
-from pytest_aorta.triage.gates import check_gates, parse_gate, problems_of
+from pytest_aorta.triage.gates import check_gates, explain_gate, parse_gate
 
 FAILS_OFTEN = trials("none", "F" * 15 + "." * 5)
 FIXES = trials("omp_1", "." * 20)
 
 
 def problems(gate: str, *cells: list[TrialFacts], settings: TriageSettings | None = None) -> tuple[str, ...]:
-    return tuple(problems_of(parse_gate(gate), triage_of(chain(*cells), settings)))
+    return tuple(explain_gate(parse_gate(gate), triage_of(chain(*cells), settings)))
 
 
 @pytest.mark.parametrize(

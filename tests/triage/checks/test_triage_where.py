@@ -17,7 +17,7 @@ from pytest_aorta.triage.where import Association, Associations, associations, d
 
 def said(found: Associations) -> list[str]:
     """What is concluded of places, and warned of."""
-    return [*([] if found.place is None else [found.place.sentence]), *found.warnings]
+    return [*([] if found.bad_place is None else [found.bad_place.sentence]), *found.warnings]
 
 
 GPUS = tuple(Place("node1", (number,), number) for number in range(2))
@@ -91,14 +91,14 @@ def test_a_bad_device_is_named_and_its_slot_is_not_suspected_as_well() -> None:
     found = associations(
         run(2, 20, places(*GPUS), fails(lambda trial: trial.place.devices == (0,) and chance.random() < 0.8))
     )
-    assert found.place is not None
-    assert (found.place.factor, found.place.value) == ("device", "GPU 0")
-    failures = found.place.failures
+    assert found.bad_place is not None
+    assert (found.bad_place.factor, found.bad_place.value) == ("device", "GPU 0")
+    failures = found.bad_place.failures
     assert said(found) == [
         f"{failures} of {failures} failures on GPU 0: suspect the device, not the variables "
         f"(GPU 0 ran 20 of 40 trials; p < 0.0001)",
     ]
-    assert [(share.name, share.trials) for share in found.place.shares] == [("GPU 0", 20), ("GPU 1", 20)]
+    assert [(share.name, share.trials) for share in found.bad_place.shares] == [("GPU 0", 20), ("GPU 1", 20)]
     assert {test.factor for test in found.tests} == {
         *("device", "first trial", "order"),
         *("trial before", "trial before in its cell", "trial before at its place"),
@@ -175,7 +175,7 @@ def test_a_place_where_failures_are_only_more_frequent_is_not_suspected() -> Non
     found = associations(
         run(4, 60, places(*GPUS), fails(lambda trial: trial.index % 3 < 1 + (trial.place.devices == (0,))))
     )
-    assert found.place is None
+    assert found.bad_place is None
     assert said(found)[0].startswith("more failures on GPU 0 than elsewhere: ")
 
 
@@ -204,7 +204,7 @@ def test_the_rank_that_is_the_cause_is_named() -> None:
 
     found = associations(run(1, 36, cause))
     assert said(found)[0].startswith("rank 5 is the cause in 17 of 18 failures: look at its device")
-    assert found.place is None
+    assert found.bad_place is None
     assert [share.failures for share in of(found, "rank").shares] == [0, 0, 1, 0, 0, 17, 0, 0]
 
 
@@ -252,7 +252,7 @@ def test_a_change_in_the_middle_of_the_run_is_named_and_what_it_means_for_cells(
     change = "the failure rate changes over the run: 0 of 20 in its first third, 20 of 20 in its last ("
     assert said(by_turns)[0].startswith(change)
     assert said(by_turns)[0].endswith("; no number holds for the whole run")
-    assert by_turns.place is None
+    assert by_turns.bad_place is None
     grouped = associations(run(3, 20, fails(lambda trial: trial.index >= 10), grouped=True))
     assert said(grouped)[0].endswith(
         "cells ran at different times, so that a difference between them may be this change"
@@ -301,7 +301,7 @@ def test_a_bad_device_does_not_look_like_runs() -> None:
             return trial.place.devices == (0,) and number() < 0.7
 
         made = associations(run(2, 40, places(*GPUS, seed=seed), fails(bad)))
-        assert made.place is not None
+        assert made.bad_place is not None
         assert made.runs is None
 
 
@@ -316,14 +316,14 @@ def test_step_times_that_rise_are_named_and_small_changes_are_not() -> None:
 
     found = [associations(run(4, 20, times(0.2, seed))) for seed in range(50)]
     assert sum(any("step times change over the run: +1" in text for text in said(each)) for each in found) >= 49
-    assert associations(run(4, 20, times(0.001, 0))).found == ()
+    assert associations(run(4, 20, times(0.001, 0))).significant == ()
 
 
 def test_nothing_is_asked_of_few_or_equal_trials_and_of_records_without_times() -> None:
     assert associations([]).tests == ()
     assert associations(run(1, 1)).tests == ()
-    assert associations(run(2, 20, places(*GPUS), fails(lambda trial: True))).found == ()
-    assert associations(run(2, 20, places(*GPUS))).found == ()
+    assert associations(run(2, 20, places(*GPUS), fails(lambda trial: True))).significant == ()
+    assert associations(run(2, 20, places(*GPUS))).significant == ()
     (cell,) = run(1, 20)
     for facts in cell.finished:
         cell.add(
@@ -350,7 +350,7 @@ def test_trials_that_do_not_count_are_left_out() -> None:
         if trial.place.devices == (0,):
             trial.outcome = "infrastructure"
 
-    assert associations(run(2, 20, places(*GPUS), fails(lambda trial: trial.index % 2 == 0), lose)).place is None
+    assert associations(run(2, 20, places(*GPUS), fails(lambda trial: trial.index % 2 == 0), lose)).bad_place is None
 
 
 @pytest.mark.parametrize(
@@ -395,4 +395,4 @@ def test_at_most_one_in_a_hundred_tables_in_which_only_the_cell_matters_has_an_a
     tables: int, most: int
 ) -> None:
     generator = random.Random(1)
-    assert sum(bool(associations(exchangeable(generator)).found) for _ in range(tables)) <= most
+    assert sum(bool(associations(exchangeable(generator)).significant) for _ in range(tables)) <= most

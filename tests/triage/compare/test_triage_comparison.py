@@ -11,7 +11,7 @@ from support.results import write_cell
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.compare import CellChange, RunComparison, compare_runs
-from pytest_aorta.triage.rates import arms, difference_of, difference_p, holm
+from pytest_aorta.triage.rates import arms, difference_interval, difference_p, holm
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_every_kind_of_change(a: Path, b: Path) -> None:
     assert [change.rate.p for change in changes if change.rate] == p
     assert [change.rate.p_adjusted for change in changes if change.rate] == holm(p)
     assert changes[0].rate is not None
-    assert changes[0].rate.interval == difference_of(*arms([(14, 20, 2, 20)]))
+    assert changes[0].rate.interval == difference_interval(*arms([(14, 20, 2, 20)]))
     assert changes[0].rate.difference == pytest.approx(0.6)
     assert changes[3].more_trials is None  # of several cells, so few trials may differ by chance
     assert changes[4].rate is None

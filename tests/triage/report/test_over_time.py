@@ -13,7 +13,7 @@ from support.projects import command
 from support.records import record
 
 from pytest_aorta.settings import RequestError
-from pytest_aorta.triage.over_time import over_time, runs_of
+from pytest_aorta.triage.over_time import over_time, split_runs
 
 
 def write_runs(results: Path, speeds: Sequence[float], rates: Sequence[float], trials: int = 10) -> None:
@@ -37,7 +37,7 @@ def write_runs(results: Path, speeds: Sequence[float], rates: Sequence[float], t
 
 
 def changes(results: Path) -> list[list[str]]:
-    [runs] = over_time(runs_of(results)).values()
+    [runs] = over_time(split_runs(results)).values()
     return [[each.partition(":")[0] for each in run.changes] for run in runs]
 
 
@@ -70,4 +70,4 @@ def test_where_nothing_changes_hardly_anything_is_marked(tmp_path: Path) -> None
 def test_one_run_is_no_history(tmp_path: Path) -> None:
     write_runs(tmp_path, [1], [0])
     with pytest.raises(RequestError, match="there is one run; pytest-aorta run --new makes more"):
-        runs_of(tmp_path)
+        split_runs(tmp_path)

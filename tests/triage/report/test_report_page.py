@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.results import NAN, write_triage
 from support.results import write_whole_cell as write_cell
 
-from pytest_aorta.triage.report import bounded, inside, log_tail, one_line, plain, write_report
+from pytest_aorta.triage.report import bounded, inside, log_tail, one_line, visible_text, write_report
 
 
 def written(results: Path) -> str:
@@ -222,7 +222,7 @@ def test_a_thousand_trials_stay_below_five_megabytes(tmp_path: Path) -> None:
 
 @given(st.text(alphabet=st.characters(), max_size=900))
 def test_a_shown_text_is_printable_and_has_its_lines(text: str) -> None:
-    shown, line = plain(text), one_line(text, 100)
+    shown, line = visible_text(text), one_line(text, 100)
     assert all(char.isprintable() or char in "\n\t" for char in shown)
     assert shown.encode() or not shown
     assert shown.count("\n") == text.count("\n") or "\x1b" in text
@@ -231,8 +231,8 @@ def test_a_shown_text_is_printable_and_has_its_lines(text: str) -> None:
 
 
 def test_colours_of_a_terminal_are_taken_out_and_a_progress_bar_is_its_last_state() -> None:
-    assert plain("\x1b[31;1mred\x1b[0m \x1b]0;title\x07x") == "red x"
-    assert plain("10%\r50%\r100%\r\nnext") == "100%\nnext"
+    assert visible_text("\x1b[31;1mred\x1b[0m \x1b]0;title\x07x") == "red x"
+    assert visible_text("10%\r50%\r100%\r\nnext") == "100%\nnext"
 
 
 def test_a_long_text_keeps_its_end_and_says_so() -> None:

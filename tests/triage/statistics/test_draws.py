@@ -16,7 +16,7 @@ from support.triage_facts import triage_of, trials
 from benchmarks.simulated_worlds import simulate, worlds
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.columns import bound_text, conclusions
-from pytest_aorta.triage.draws import Start, check_forks, independent, more_starts, starts_of, starts_p
+from pytest_aorta.triage.draws import Start, check_forks, group_by_start, independent, more_starts, starts_p
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.matrix import RunState, markdown, matrix_json
 from pytest_aorta.triage.rates import difference_p
@@ -278,7 +278,7 @@ def test_facts_have_the_start_and_the_hash_seed_of_a_record() -> None:
 
 
 def test_starts_are_the_processes_of_counted_trials() -> None:
-    assert [(start.failures, start.trials) for start in starts_of(in_starts("none", "F", "FE.", ".", "--"))] == [
+    assert [(start.failures, start.trials) for start in group_by_start(in_starts("none", "F", "FE.", ".", "--"))] == [
         (1, 1),
         (1, 2),
         (0, 1),

@@ -12,7 +12,7 @@ from scipy.stats import binom
 from support.triage_facts import triage_of, trials
 
 from pytest_aorta.triage import TriageSettings
-from pytest_aorta.triage.columns import conclusions, plain
+from pytest_aorta.triage.columns import conclusions, json_data
 from pytest_aorta.triage.factorial import interaction_p
 from pytest_aorta.triage.verdicts import Table
 
@@ -57,7 +57,7 @@ def test_a_fault_that_needs_two_variables_is_said_to() -> None:
     assert conclusions(table) == [
         "It needs both FAST_ATTN=1 and FUSED_ADAM=1: 15 of 230 failed, 0 of 690 otherwise (p < 0.0001)."
     ]
-    assert plain(table.factorials)[0]["method"] == "exact"
+    assert json_data(table.factorials)[0]["method"] == "exact"
 
 
 def test_one_that_some_fail_with_otherwise_is_far_more_frequent_with_both() -> None:

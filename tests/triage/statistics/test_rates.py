@@ -13,22 +13,22 @@ from pytest_aorta.triage.rates import (
     Interval,
     arms,
     conditional_p,
-    difference_of,
+    difference_interval,
     difference_p,
     holm,
     least_p,
     more_trials,
     rate_below,
-    ratio_of,
+    ratio_interval,
     wilson,
 )
 from pytest_aorta.triage.sequential import SequentialTest
 
 
-def difference_interval(*counts: int) -> Interval:
+def newcombe(*counts: int) -> Interval:
     """Of one table."""
     failures, trials, base_failures, base_trials = counts
-    return difference_of(*arms([(failures, trials, base_failures, base_trials)]))
+    return difference_interval(*arms([(failures, trials, base_failures, base_trials)]))
 
 
 counts = st.integers(1, 60).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
@@ -62,15 +62,15 @@ def test_intervals_of_a_rate_are_those_of_scipy(count: tuple[int, int], level: f
 def test_difference_interval_is_the_published_one(
     first: tuple[int, int], second: tuple[int, int], low: float, high: float
 ) -> None:
-    interval = difference_interval(*first, *second)
+    interval = newcombe(*first, *second)
     assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
 
 
 def test_without_a_trial_anything_is_plausible() -> None:
     assert wilson(0, 0) == Interval(0, 1)
     assert rate_below(0) == 1
-    assert difference_interval(0, 0, 3, 8) == Interval(-1, 1)
-    assert difference_interval(3, 8, 0, 0) == Interval(-1, 1)
+    assert newcombe(0, 0, 3, 8) == Interval(-1, 1)
+    assert newcombe(3, 8, 0, 0) == Interval(-1, 1)
     assert difference_p(0, 0, 3, 8) == 1
     assert difference_p(3, 8, 0, 0) == 1
 
@@ -186,7 +186,7 @@ def test_the_interval_of_the_ratio_holds_it(base: float, cell: float) -> None:
     trials, missed = 60, 0.0
     for base_failures in range(trials + 1):
         for failures in range(trials + 1):
-            interval = ratio_of(*arms([(failures, trials, base_failures, trials)]))
+            interval = ratio_interval(*arms([(failures, trials, base_failures, trials)]))
             if not interval.low <= cell / base <= interval.high:
                 missed += binom.pmf(base_failures, trials, base) * binom.pmf(failures, trials, cell)
     assert missed < 0.06

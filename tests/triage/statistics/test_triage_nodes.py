@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import fisher_exact, t
 
 from pytest_aorta.triage.facts import CellKey, Outcome, Place, TrialFacts, steady_steps
-from pytest_aorta.triage.where import NODE_LEVEL, Node, node_sentences, nodes_of, trials_needed
+from pytest_aorta.triage.where import NODE_LEVEL, Node, compare_nodes, node_sentences, trials_needed
 
 
 def trial(node: str, *, outcome: Outcome = "ok", ms: float | None = None, cell: str = "none") -> TrialFacts:
@@ -20,7 +20,7 @@ def trial(node: str, *, outcome: Outcome = "ok", ms: float | None = None, cell: 
 
 
 def by_name(trials: list[TrialFacts], margin: float = 0.05) -> Mapping[str, Node]:
-    return {node.name: node for node in nodes_of(trials, margin)}
+    return {node.name: node for node in compare_nodes(trials, margin)}
 
 
 def test_failures_of_one_cell_are_those_of_fishers_test_for_all_nodes_and_questions() -> None:
@@ -71,22 +71,22 @@ def sweep(nodes: int, trials: int, seed: int, bad: Mapping[int, float], slow: Ma
 
 
 def test_of_sound_nodes_hardly_a_sweep_names_any() -> None:
-    named = [any(node.reasons for node in nodes_of(sweep(12, 3, seed, {}, {}))) for seed in range(400)]
+    named = [any(node.reasons for node in compare_nodes(sweep(12, 3, seed, {}, {}))) for seed in range(400)]
     assert sum(named) <= 9  # of 400 with a chance of 1 %, more than 9 come with a chance of 0.8 %
 
 
 def test_bad_and_slow_nodes_are_named_beside_each_other() -> None:
-    nodes = nodes_of(sweep(16, 5, 0, {3: 1, 9: 1}, {5: 1.25, 11: 1.02}))
+    nodes = compare_nodes(sweep(16, 5, 0, {3: 1, 9: 1}, {5: 1.25, 11: 1.02}))
     assert [node.name for node in nodes if node.reasons] == ["n3", "n5", "n9"]
     *_, drain = node_sentences(nodes)
     assert drain == "to drain: n3,n5,n9"
-    assert nodes_of([trial("n0"), trial("n0", outcome="failed")]) == []  # on one node they say nothing
+    assert compare_nodes([trial("n0"), trial("n0", outcome="failed")]) == []  # on one node they say nothing
 
 
 def test_one_trial_on_each_node_names_a_slow_one_and_says_how_many_show_a_failing_one() -> None:
     noise = random.Random(2)
     one_each = [trial(f"n{node}", ms=(150 if node == 7 else 100) * noise.lognormvariate(0, 0.02)) for node in range(40)]
-    [sentence, _] = node_sentences(nodes_of(one_each))
+    [sentence, _] = node_sentences(compare_nodes(one_each))
     assert re.fullmatch(r"n7: \d+% slower in its only trial \(p < 0.0001\)", sentence)
     for trials in (1, 2, 3):
         outcomes = [trial(f"n{node}", outcome="ok" if node else "failed") for node in range(40) for _ in range(trials)]
