@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_aorta.common.conditions import selected
-from pytest_aorta.plan import Plan, PlanError, planned
+from pytest_aorta.plan import Plan, PlanError, planned, trial_value
 from pytest_aorta.plugin import decisions_of_controller
 from pytest_aorta.plugin.options import is_typed
-from pytest_aorta.plugin.run import Run, run_of
+from pytest_aorta.plugin.run import Run, run_of, trial_of_test
 from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, items_of, modules_below, place_of
 from pytest_aorta.plugin.workload_files import what_lacks, workload_facts
 from pytest_aorta.registry import RegistryError, WorkloadEntry
@@ -182,8 +183,8 @@ def select_items(config: pytest.Config, items: list[pytest.Item], run: Run) -> N
         # Against all: whether an element exists does not depend on the shard.
         valued: list[tuple[pytest.Item, Callable[[], Json]]] = []
         for item in items:
-            if (call := getattr(item, "callspec", None)) is not None and "aorta_trial" in call.params:
-                valued.append((item, call.params["aorta_trial"].value))
+            if (trial := trial_of_test(item)) is not None:
+                valued.append((item, partial(trial_value, trial)))
             else:
                 valued += [(item, value) for value in getattr(item, "condition_values", list)()]
         fitting = {id(item) for item, _ in selected(valued, lambda it: it[1](), run.selection.where, "--aorta-where")}

@@ -22,8 +22,8 @@ from pytest_aorta.common.texts import (
     without_runner,
 )
 from pytest_aorta.plugin import SUFFIXES, is_of_recipe
-from pytest_aorta.plugin.compat import WithLines, has_no_summary, longrepr_of
-from pytest_aorta.plugin.run import PAYLOAD
+from pytest_aorta.plugin.compat import WithLines, add_reason, add_section, has_no_summary, longrepr_of
+from pytest_aorta.plugin.run import PAYLOAD, run_of
 from pytest_aorta.settings import SETTINGS
 from pytest_aorta.trials.execution import KEPT_DAYS
 
@@ -221,6 +221,30 @@ def add_details(item: pytest.Item, record: TrialResult, results: Path, paths: Tr
         for name in ("stdout", "stderr"):
             if name in record.artifacts and (tail := tail_of(file.parent / record.artifacts[name])):
                 item.add_report_section("teardown", name, "\n".join(tail))
+
+
+#: Trials of one test that are shown in full.
+_IN_FULL = 3
+
+
+def add_failed_trials(report: pytest.TestReport, item: pytest.Item) -> None:
+    """Add the failed trials of a failed test to its report, and the reason of the first one to the short summary."""
+    failed = [trial for trial in item.stash[PAYLOAD].trials if trial.result["exit_status"] != "ok"]
+    if not failed:
+        return
+    from pytest_aorta.trials.result import TrialResult
+
+    records = [TrialResult.from_dict(trial.result) for trial in failed[:_IN_FULL]]
+    add_reason(report.longrepr, short_reason(records[0]))
+    if item.config.option.tbstyle == "line":
+        return
+    results = run_of(item.config).results
+    for trial, record in zip(failed, records, strict=False):
+        title = printable(f"trial of {record.workload} in {record.cell}")
+        add_section(report.longrepr, title, failure_text(record, results / trial.path, item))
+    if len(failed) > _IN_FULL:
+        files = "\n".join(str(results / trial.path) for trial in failed[_IN_FULL:])
+        add_section(report.longrepr, f"{len(failed) - _IN_FULL} more failed trials", printable(files))
 
 
 # Trials that have failed alike

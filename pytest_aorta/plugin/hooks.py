@@ -32,7 +32,8 @@ from pytest_aorta.plugin.options import add_options, is_mentioned, refuse_mistyp
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTorchrun, RunTrial
+    from pytest_aorta.plugin.ordinary_tests import RunTrial
+    from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
     from pytest_aorta.probe.collect import EnvSnapshot
 
 #: Seconds that node 0 may take to report, once the other nodes are done.
@@ -54,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "aorta(trials=, mitigations=, environments=, timeout=): run the test once per trial of every cell, each time "
-        "in a process of its own, or where its fixture aorta_trial is called. Every trial item carries this marker.",
+        "in a process of its own, or with a fixture aorta_run for this trial. Every trial item carries this marker.",
     )
     if config.pluginmanager.has_plugin(ONE_TEST):
         return
@@ -153,7 +154,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests that take ``aorta_trial`` run once per trial of every cell."""
+    """A marked test that takes ``aorta_run`` runs once per trial of every cell."""
     # Called for every test function that is collected: most are through here.
     if "aorta_run" not in metafunc.fixturenames and "aorta" not in metafunc.definition.keywords:
         return
@@ -162,7 +163,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     is_marked = metafunc.definition.get_closest_marker("aorta") is not None
     if is_marked or "aorta_run" in metafunc.fixturenames:
         register_hooks(metafunc.config, late=True)
-    if is_marked or "aorta_trial" in metafunc.fixturenames:
+    if is_marked:
         from pytest_aorta.plugin.ordinary_tests import parametrize
 
         parametrize(metafunc)
@@ -170,7 +171,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, Any]:
-    """Trials in the place of tests that are to have some."""
+    """Replace tests that are to have trials with their trials."""
     report = yield
     manager = collector.config.pluginmanager
     has_trials = manager.has_plugin(TRIALS)
@@ -290,34 +291,25 @@ def aorta_extra_env() -> dict[str, str]:
 def aorta_run(request: pytest.FixtureRequest, aorta_extra_env: dict[str, str]) -> RunTrial:
     """``aorta_run("gemm", steps=20, mitigations=["tf32_off"])`` runs one trial and returns its TrialResult.
 
-    The trial's failure is in the result, not an exception. Every call leaves a trial file.
+    The trial's failure is in the result, not an exception. Every call leaves a trial file. A test with
+    ``@pytest.mark.aorta(trials=, ...)`` runs once per trial of every cell; ``aorta_run`` then has its ``environment``,
+    ``mitigations`` and ``index``, and takes them where a call gives none.
     """
     from pytest_aorta.plugin.ordinary_tests import RunTrial
 
     register_hooks(request.config, late=True)  # it may have been asked for by its name, when the test ran already
-    return RunTrial(request.node, aorta_extra_env)
+    return RunTrial(request.node, aorta_extra_env, getattr(request, "param", None))
 
 
 @pytest.fixture
 def aorta_torchrun(aorta_run: RunTrial) -> RunTorchrun:
     """``aorta_torchrun("train.py", "--steps", "3", nproc=2, timeout=60)`` runs a script under torchrun.
 
-    Returns a TorchrunResult: what the script does is in there, not an exception. Every call leaves a trial file.
+    The script's failure is in the TorchrunResult, not an exception. Every call leaves a trial file.
     """
-    from pytest_aorta.plugin.ordinary_tests import RunTorchrun
+    from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
 
     return RunTorchrun(aorta_run)
-
-
-@pytest.fixture
-def aorta_trial(request: pytest.FixtureRequest, aorta_run: RunTrial) -> MarkedTrial:
-    """The trial that this item stands for: ``index``, ``environment``, ``mitigations``; call it to run a workload.
-
-    The number of trials and the axes come from ``@pytest.mark.aorta(...)``, else from the options.
-    """
-    from pytest_aorta.plugin.ordinary_tests import MarkedTrial
-
-    return MarkedTrial(request.param, aorta_run)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ import pytest
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.compat import set_terminal_file, terminal_file
-from pytest_aorta.plugin.run import CellName, current_run, current_runs
+from pytest_aorta.plugin.run import CellName, current_run, current_runs, trial_of_test
 from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.triage.facts import COUNTED, FAILURES, OUTCOMES, Outcome
 
@@ -352,7 +352,7 @@ class LiveView:
             self._state.expect(
                 (item.nodeid, _cell_of(item.trial_run, item.spec) if isinstance(item, TrialItem) else None)
                 for item in session.items
-                if isinstance(item, TrialItem) or "aorta_trial" in getattr(item, "fixturenames", ())
+                if isinstance(item, TrialItem) or trial_of_test(item) is not None
             )
 
     @pytest.hookimpl(optionalhook=True)

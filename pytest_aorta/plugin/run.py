@@ -314,6 +314,12 @@ def longrepr_of_skip(item: pytest.Item, error: NotNeeded) -> tuple[str, None, st
     return where, None, f"Skipped: {error.msg}"
 
 
+def trial_of_test(item: pytest.Item) -> TrialSpec | None:
+    """The trial that an item of a marked test with ``aorta_run`` runs for."""
+    call = getattr(item, "callspec", None)
+    return None if call is None else call.params.get("aorta_run")
+
+
 def round_of(item: pytest.Item) -> str | None:
     """The round of a trial item, or of an item of a marked test: the trials with its index of one collector, or test.
 
@@ -323,8 +329,8 @@ def round_of(item: pytest.Item) -> str | None:
     spec: TrialSpec | None = getattr(item, "spec", None)
     if spec is not None:
         return f"{base if is_of_recipe(base) else base.rpartition('::')[0]} {spec.trial_index}"
-    cell = getattr(item, "callspec", None) and item.callspec.params.get("aorta_trial")  # type: ignore[attr-defined]
-    return f"{base} {cell.index}" if cell else None
+    trial = trial_of_test(item)
+    return None if trial is None else f"{base} {trial.trial_index}"
 
 
 # Trials

@@ -11,7 +11,7 @@ import pytest
 from pytest_aorta.plan import Plan, Selection, trials_of
 from pytest_aorta.plugin import NOT_EACH, is_controller, is_each, is_worker
 from pytest_aorta.plugin.compat import tear_down_before
-from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, shown_failure
+from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, add_failed_trials, shown_failure
 from pytest_aorta.plugin.options import given_options
 from pytest_aorta.plugin.run import (
     NO_ITEM,
@@ -191,8 +191,6 @@ def pytest_runtest_makereport(
     if isinstance(error, TrialFailed | TrialBroken):
         report.longrepr = shown_failure(error.failure if isinstance(error, TrialBroken) else error, item)
     elif report.failed and call.when != "teardown" and payload is not None:
-        from pytest_aorta.plugin.ordinary_tests import add_failed_trials
-
         add_failed_trials(report, item)
     elif report.skipped and isinstance(error, NotNeeded):
         report.longrepr = longrepr_of_skip(item, error)  # type: ignore[assignment]

@@ -139,8 +139,8 @@ def test_trials_of_tests(counts: Stage) -> None:
             assert aorta_run("counts", config={"a": 1}).result.metrics == {"a": 1}
 
         @pytest.mark.aorta(trials=2)
-        def test_several(aorta_trial):
-            assert aorta_trial("counts").trial_index == aorta_trial.index
+        def test_several(aorta_run):
+            assert aorta_run("counts").trial_index == aorta_run.index
         """
     )
     for _ in range(2):
