@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import os
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,11 +43,16 @@ _OF_OTHERS = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o",
 
 
 def rerun_line(item: pytest.Item) -> str:
-    """A command for the directory that pytest was started in, which runs just this item again.
+    """A command that runs just this item again."""
+    return run_line(item.config, item.nodeid)
+
+
+def run_line(config: pytest.Config, nodeid: str, more: Sequence[str] = ()) -> str:
+    """A command for the directory that pytest was started in, which runs the items of a node id; ``more``: options.
 
     It has the options that shape the plan and its deadlines. Values of variables are left out: they may be secrets.
     """
-    config, given = item.config, []
+    given = list(more)
     for option in SETTINGS:
         if option.name in _OF_THE_RUN or option.scope != "option":
             continue
@@ -66,7 +71,7 @@ def rerun_line(item: pytest.Item) -> str:
             text = f"{value:g}" if isinstance(value, float) else str(value)
             secret = text.startswith(("aorta_extra_env", "aorta_host"))
             given += [flag, text.partition("=")[0] + "=..." if secret else text]
-    here, top, nodeid = config.invocation_params.dir, config.rootpath, item.nodeid
+    here, top = config.invocation_params.dir, config.rootpath
     path, separator, names = nodeid.partition("::")
     if here != top and path.endswith((".py", *SUFFIXES)):  # that of a plan is no path: it is the same everywhere
         nodeid = f"{os.path.relpath(top / path, here)}{separator}{names}"
