@@ -163,7 +163,7 @@ def test_trials_of_a_recipe_are_in_the_live_view(stage: Stage) -> None:
     terminal = Terminal()
     process = start_pytest(stage, terminal, "aorta.toml", "-k", "matrix", "--aorta-slots", "2")
     shown = terminal.wait_until(lambda lines: sum("[local-" in line for line in lines) == 2)
-    assert any(line.startswith("aorta: 0/4 done, elapsed ") for line in shown)
+    assert any(line.startswith("aorta: 0/4 done eta ") for line in shown)
     (stage.path / "go").touch()
     left = finish(process, terminal)
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
