@@ -14,7 +14,7 @@ from pytest_aorta.common.conditions import selected
 from pytest_aorta.plan import Plan, PlanError, planned, trial_value
 from pytest_aorta.plugin import decisions_of_controller
 from pytest_aorta.plugin.options import is_typed
-from pytest_aorta.plugin.run import Run, run_of, trial_of_test
+from pytest_aorta.plugin.run import SessionRun, run_of, trial_of_test
 from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, items_of, modules_below, place_of
 from pytest_aorta.plugin.workload_files import what_lacks, workload_facts
 from pytest_aorta.registry import RegistryError, WorkloadEntry
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ROOT = "aorta"
 
 
-def choose(config: pytest.Config, run: Run, trials: Mapping[str, TrialSpec], root: str = ROOT) -> None:
+def choose(config: pytest.Config, run: SessionRun, trials: Mapping[str, TrialSpec], root: str = ROOT) -> None:
     """Find out which of these ``trials``, by name, are chosen; only they, and given paths, are collected.
 
     Those of the ini file stand in the project as its tests do: beside what pytest collects without arguments, and in
@@ -100,12 +100,12 @@ class SelectedTrials(pytest.Collector):
         if run.selection.replays:
             from pytest_aorta.plugin.run_again import replay_items
 
-            found: list[pytest.Item] = list(replay_items(run, module_of))
+            items_of_plan: list[pytest.Item] = list(replay_items(run, module_of))
         else:
-            found = _items(self, run.plan, module_of)
-        items = [item for item in found if not run.chosen or item.name in run.chosen]
+            items_of_plan = _items(self, run.plan, module_of)
+        items = [item for item in items_of_plan if not run.chosen or item.name in run.chosen]
         if not items:
-            names = ", ".join(item.name for item in found[:5])
+            names = ", ".join(item.name for item in items_of_plan[:5])
             raise self.CollectError(f"no trial has the given name; there are {names}, ...")
         return items
 
@@ -126,8 +126,8 @@ class WorkloadFile(UnimportedModule):
 
 
 def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
-    found, source = workload_facts(path).workloads, f"file:{path.name}"
-    return planned([WorkloadEntry(name, f"{path}:{cls}", source) for name, cls in found], selection, registry)
+    workloads, source = workload_facts(path).workloads, f"file:{path.name}"
+    return planned([WorkloadEntry(name, f"{path}:{cls}", source) for name, cls in workloads], selection, registry)
 
 
 def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list[pytest.Item]:
@@ -147,7 +147,7 @@ def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list
         raise collector.CollectError(str(error)) from None
 
 
-def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> pytest.Collector:
+def selected_trials(session: pytest.Session, collected: list[Any], run: SessionRun) -> pytest.Collector:
     """The collector of what options ask for, in the directory that pytest was started in, so its conftest applies.
 
     Fixtures of a conftest belong to the collector object of its directory (pytest 9.2), and become visible when that
@@ -155,7 +155,12 @@ def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> 
     """
     here, top = session.config.invocation_params.dir, session.config.rootpath
     below = [path for path in [here, *here.parents] if path == top or top in path.parents] or [top]
-    known = {node.path: node for found in collected for node in found.listchain() if isinstance(node, pytest.Directory)}
+    known = {
+        node.path: node
+        for parent_node in collected
+        for node in parent_node.listchain()
+        if isinstance(node, pytest.Directory)
+    }
     parent: Any = session
     for path in reversed(below):
         node = known.get(path)
@@ -170,7 +175,7 @@ def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> 
     return collector
 
 
-def select_items(config: pytest.Config, items: list[pytest.Item], run: Run) -> None:
+def select_items(config: pytest.Config, items: list[pytest.Item], run: SessionRun) -> None:
     """Deselect what other shards run, then what does not meet the conditions of ``--aorta-where``."""
     kept = list(items)
     if run.selection.shard is not None:

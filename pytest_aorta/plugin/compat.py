@@ -99,8 +99,8 @@ def native_ini_value(config: pytest.Config, name: str) -> Any:
     pytest refuses a number or a switch where texts are declared. A value that has no text, such as a table, is as it
     stands.
     """
-    found = config._inicfg[name]
-    value = getattr(found, "value", found)
+    given = config._inicfg[name]
+    value = getattr(given, "value", given)
     return [_as_text(each) for each in value] if isinstance(value, list) else _as_text(value)
 
 

@@ -334,7 +334,7 @@ class FoldedSummary:
                     report.longrepr = WithLines(report.longrepr, below)
                 self._shown[category].append(report)
             if terminal.hasopt(_CATEGORIES[category]):
-                self._short_lines += [line for found in lines.values() for line in found]
+                self._short_lines += [line for added in lines.values() for line in added]
 
     def show(self, *, everything: bool) -> None:
         """Not everything while pytest prints failures, and its short summary; all while other plugins print."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from pytest_aorta.launch.engine import SlotTrial
-    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.plugin.run import SessionRun
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
@@ -247,14 +247,17 @@ class LiveView:
     """Hooks that follow the trials of a run; ``find`` gives the trial of an item by its node id."""
 
     def __init__(
-        self, config: pytest.Config, file: TextIO, find: Callable[[str], tuple[Run, TrialSpec, TrialPaths] | None]
+        self,
+        config: pytest.Config,
+        file: TextIO,
+        find: Callable[[str], tuple[SessionRun, TrialSpec, TrialPaths] | None],
     ) -> None:
         self._config, self._file, self._find = config, file, find
         self._lines = TrialLines()
         self._below: LinesBelow | None = LinesBelow(file, self._lines.draw, config.get_terminal_writer().hasmarkup)
         set_terminal_file(config, cast("TextIO", self._below))
         #: In an xdist controller: what runs the trial of an item, the trial, and its paths, by node id.
-        self._known: dict[str, tuple[Run, TrialSpec, TrialPaths]] = {}
+        self._known: dict[str, tuple[SessionRun, TrialSpec, TrialPaths]] = {}
 
     def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
         self._lines.add(file, name, trial.place, trial.folder, trial.is_over)

@@ -14,7 +14,7 @@ from pytest_aorta.plan import Plan, PlanError, Selection, check_variables, overl
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.ordinary_tests import in_a_process
-from pytest_aorta.plugin.run import PAYLOAD, ReportPayload, Run, reason_of, run_of
+from pytest_aorta.plugin.run import PAYLOAD, ReportPayload, SessionRun, reason_of, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, use_fixtures
 from pytest_aorta.registry import Mitigation
 from pytest_aorta.triage.facts import TrialFacts, facts_of
@@ -90,7 +90,7 @@ class MinimizeItem(GeneratedFunction):
         if not success:
             raise TrialFailed(sentence)
 
-    def _run(self, run: Run, specs: list[TrialSpec], extra_env: Mapping[str, str]) -> list[TrialFacts]:
+    def _run(self, run: SessionRun, specs: list[TrialSpec], extra_env: Mapping[str, str]) -> list[TrialFacts]:
         started: list[tuple[RunningTrial, TrialPaths]] = []
         facts = []
         try:
@@ -135,7 +135,7 @@ def wholes_of(plan: Plan, selection: Selection) -> list[TrialSpec]:
     return [spec for spec in plan.trials if spec.mitigations == selection.minimize and spec.trial_index == 0]
 
 
-def minimize_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[MinimizeItem]:
+def minimize_items(plan: Plan, run: SessionRun, module_of: ModuleOf) -> Iterator[MinimizeItem]:
     """The items of a plan that has two cells per workload and environment: baseline and whole set."""
     baselines = {
         (spec.workload.name, spec.environment.name): spec

@@ -58,8 +58,8 @@ class OneTest:
     def data_files(cls, config: Mapping[str, Any]) -> list[str]:
         file, top = Path(config["test"].partition("::")[0]), Path(config["rootdir"])
         folders = [folder for folder in file.parents if folder == top or top in folder.parents]
-        found = [file, *(folder / "conftest.py" for folder in folders)]
-        return [*(str(path) for path in found if path.is_file()), *filter(None, [config["inifile"]])]
+        files = [file, *(folder / "conftest.py" for folder in folders)]
+        return [*(str(path) for path in files if path.is_file()), *filter(None, [config["inifile"]])]
 
     @classmethod
     def aorta_description(cls, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ NOT_COLLECTED = "NotCollected"
 
 
 def _of_the_test(traceback: TracebackType | None) -> TracebackType | None:
-    found = traceback
-    while found is not None and found.tb_frame.f_code.co_filename.startswith(_RUNNERS):
-        found = found.tb_next
-    return found or traceback
+    frame = traceback
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_RUNNERS):
+        frame = frame.tb_next
+    return frame or traceback

@@ -46,7 +46,7 @@ from pytest_aorta.workspace.paths import paths_in_test
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import RunningTrial
     from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.plugin.run import SessionRun
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
@@ -77,7 +77,7 @@ _KEYWORDS: Mapping[str, valid.Reader] = {
 }
 
 
-def marked_selection(node: pytest.Item, run: Run) -> tuple[Selection, bool]:
+def marked_selection(node: pytest.Item, run: SessionRun) -> tuple[Selection, bool]:
     """The selection of a run as the markers of a test change it, and whether a marker asks for trials."""
     selection, asks = run.selection, False
     for marker in reversed(list(node.iter_markers("aorta"))):  # the closest one last
@@ -90,7 +90,7 @@ def marked_selection(node: pytest.Item, run: Run) -> tuple[Selection, bool]:
             try:
                 given[keyword] = _KEYWORDS[keyword](value)
             except ValueError as error:
-                raise RequestError(f"{MARKER} has {keyword}={valid.shown(value)}; expected {error}") from None
+                raise RequestError(f"{MARKER} has {keyword}={valid.quoted(value)}; expected {error}") from None
         given.pop("timeout", None)
         asks |= bool(given)
         selection = replace(selection, **given)
@@ -105,7 +105,7 @@ def marked_selection(node: pytest.Item, run: Run) -> tuple[Selection, bool]:
     return selection, asks
 
 
-def _plan_of(test: pytest.Item, run: Run, selection: Selection) -> Plan:
+def _plan_of(test: pytest.Item, run: SessionRun, selection: Selection) -> Plan:
     names = test.nodeid.partition("::")[2]
     given = {
         "test": f"{test.path}::{names}" if names else str(test.path),
@@ -242,7 +242,7 @@ class RunTrial:
         return "aorta_run"  # in assertions: what pytest shows of aorta_run(...)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> SessionRun:
         return run_of(self.item.config)
 
     def mitigation_set(self, given: Sequence[str] | None, source: str) -> tuple[str, ...]:
@@ -324,7 +324,7 @@ def in_a_process(execution: Execution) -> Execution:
 def entry_of(cls: type[Any]) -> WorkloadEntry:
     """A workload class as a registry entry; the trial's process loads it from its file again."""
     if not isinstance(cls, type):
-        raise RequestError(f"workload: {valid.shown(cls)} is not valid; expected a name, or a class")
+        raise RequestError(f"workload: {valid.quoted(cls)} is not valid; expected a name, or a class")
     if "<locals>" in cls.__qualname__:
         raise RequestError(f"{cls.__qualname__} is defined inside a function; define it at the top of a module")
     file = inspect.getsourcefile(cls)
@@ -363,7 +363,7 @@ def with_trials(collector: pytest.Collector, report: pytest.CollectReport) -> py
     return report
 
 
-def _in_place_of(node: pytest.Item | pytest.Collector, run: Run) -> Sequence[pytest.Item | pytest.Collector]:
+def _in_place_of(node: pytest.Item | pytest.Collector, run: SessionRun) -> Sequence[pytest.Item | pytest.Collector]:
     if not isinstance(node, pytest.Item) or isinstance(node, TrialItem) or is_of_recipe(node.nodeid):
         return [node]
     if "aorta_run" in getattr(node, "fixturenames", ()):  # it starts its trials itself, as does aorta_torchrun
@@ -414,7 +414,7 @@ def _arguments(config: pytest.Config) -> list[str]:
     return [*kept, *(["--no-cov"] if "--no-cov" in actions else [])]
 
 
-def _items(test: pytest.Item, plan: Plan, run: Run) -> Iterator[TestTrialItem]:
+def _items(test: pytest.Item, plan: Plan, run: SessionRun) -> Iterator[TestTrialItem]:
     name, bracket, parameters = test.name.partition("[")
     others = f"{parameters.removesuffix(']')}-" if bracket else ""
     assert isinstance(test.parent, pytest.Collector)

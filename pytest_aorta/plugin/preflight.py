@@ -15,7 +15,7 @@ from pytest_aorta.launch.launch_mode import check_tasks, under_launcher
 from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.collection import plan_of_file
-from pytest_aorta.plugin.run import Run, current_run, deadline_of, end_in_order_when_terminated, run_of
+from pytest_aorta.plugin.run import SessionRun, current_run, deadline_of, end_in_order_when_terminated, run_of
 from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.plugin.workload_files import workload_facts
 from pytest_aorta.settings import RequestError, shown_command
@@ -113,7 +113,7 @@ def _make_environments(session: pytest.Session, plans: Sequence[Plan]) -> None:
             terminal.write_line(f"aorta: it cannot be made: {problem}", red=True)
 
 
-def tell_what_is_kept(session: pytest.Session, run: Run) -> None:
+def tell_what_is_kept(session: pytest.Session, run: SessionRun) -> None:
     """Before the first trial: how many earlier results stand for trials, and why others do not.
 
     Not of tests and recipes, nor where a fixture gives trials variables of their own, nor for workers of xdist, which
@@ -146,7 +146,7 @@ def option_text(name: str, value: object) -> str:
     return f"--aorta-{name} {value}"
 
 
-def _check_options(config: pytest.Config, run: Run) -> None:
+def _check_options(config: pytest.Config, run: SessionRun) -> None:
     selection = run.selection
     end_in_order_when_terminated(config)
     check_resources(selection, option_text, parallel=is_controller(config))

@@ -27,7 +27,7 @@ from pytest_aorta.plan import PlanError, unit_of
 from pytest_aorta.plugin import is_controller, is_worker
 from pytest_aorta.plugin.failures import TrialFailed, run_line
 from pytest_aorta.plugin.options import read_option
-from pytest_aorta.plugin.run import PAYLOAD, NotNeeded, Run, cell_of, end_in_order_when_terminated, run_of
+from pytest_aorta.plugin.run import PAYLOAD, NotNeeded, SessionRun, cell_of, end_in_order_when_terminated, run_of
 from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.leases import PREFIX
@@ -295,7 +295,7 @@ def _shared_folder(name: str) -> Path:
     return path
 
 
-def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
+def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> SessionRun:
     table, base = action.table, run_of(config)
     key, given = (recipe.recipe.file, action.name), base.selection
     if key in base.of_actions:
@@ -330,7 +330,7 @@ def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     if is_worker(config) or is_controller(config):
         name = hashlib.sha256(f"{recipe.recipe.file}:{action.name}".encode()).hexdigest()[:16]
         folder = partial(_shared_folder, f"{stamp}-{name}")
-    run = Run(config, selection, stamp, folder)
+    run = SessionRun(config, selection, stamp, folder)
     run.registry = recipe.recipe.names_in(base.registry)
     run.action = identifier(action.name)
     run.expects_failures = table.expect == "fail"
@@ -377,7 +377,7 @@ def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     return run
 
 
-def _decided_before(recipe: RecipeRun, action: Action, run: Run) -> Mapping[CellKey, str]:
+def _decided_before(recipe: RecipeRun, action: Action, run: SessionRun) -> Mapping[CellKey, str]:
     """What earlier runs and jobs have decided on cells that are compared with a baseline, as the status has it."""
     project = Project(recipe.recipe, recipe.project.registry_files)
     decision = project.workspace.known.decided.get(action.name)
@@ -388,7 +388,7 @@ def _decided_before(recipe: RecipeRun, action: Action, run: Run) -> Mapping[Cell
     return {key: reason for key, reason in reasons if reason.startswith("decided: ") and reason != BASELINE_DECIDED}
 
 
-def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:
+def action_run_of_item(config: pytest.Config, nodeid: str) -> SessionRun | None:
     """The run of the action that a trial item of a recipe belongs to, collected or not; ``None`` for other items."""
     base, _, name = nodeid.rpartition("::")
     recipe = recipe_run(config, config.rootpath / base)
@@ -605,7 +605,7 @@ class RecipeTrialItem(TrialItem):
 
 
 class _TrialStates:
-    def __init__(self, recipe: RecipeRun, run: Run, action: Action) -> None:
+    def __init__(self, recipe: RecipeRun, run: SessionRun, action: Action) -> None:
         self._recipe, self._run, self._action = recipe, run, action
         self._trials = {unit_of(spec): spec for spec in run.plan.trials}
         self._digests: dict[str, str] = {}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.plugin.run import SessionRun
     from pytest_aorta.plugin.writer import TrialWriter
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
@@ -45,7 +45,7 @@ class ReportHooks:
         #: Items that have begun, and whose last report has not come.
         self._open: dict[str, None] = {}
         #: What writes the trials of each run: the first one of those that the options ask for, then of actions.
-        self._writers: dict[Run, TrialWriter] = {}
+        self._writers: dict[SessionRun, TrialWriter] = {}
         self._folded: FoldedSummary | None = None
         #: Path of the report that was written, as it was given.
         self._report = ""
@@ -56,7 +56,7 @@ class ReportHooks:
 
     def _writer_of(self, nodeid: str = "") -> TrialWriter:
         """Of the action that an item is of; else of the trials that the options ask for, and of tests."""
-        run: Run | None = None
+        run: SessionRun | None = None
         if is_of_recipe(nodeid):
             from pytest_aorta.plugin.recipes import action_run_of_item
 
@@ -74,10 +74,10 @@ class ReportHooks:
                 writer.select(name for name in self._selected if name.startswith(action))
         return self._writers[run]
 
-    def _trial_of(self, nodeid: str) -> tuple[Run, TrialSpec, TrialPaths] | None:
+    def _trial_of(self, nodeid: str) -> tuple[SessionRun, TrialSpec, TrialPaths] | None:
         writer = self._writer_of(nodeid)
-        found = writer.find(nodeid)
-        return None if found is None else (writer.run, *found)
+        trial = writer.find(nodeid)
+        return None if trial is None else (writer.run, *trial)
 
     def pytest_sessionstart(self) -> None:
         if sys.stdout.isatty():
@@ -139,10 +139,10 @@ class ReportHooks:
         """
         self._open.pop(crashitem, None)
         writer = self._writer_of(crashitem)
-        found = writer.write_lost(crashitem, _LOST)
-        if found is None:
+        trial = writer.write_lost(crashitem, _LOST)
+        if trial is None:
             return
-        spec, file = found[0], found[1].file_in(writer.store.results)
+        spec, file = trial[0], trial[1].file_in(writer.store.results)
         text = f"infrastructure_failed: {_LOST} ({report.longrepr})\n\ntrial file: {file}"
         path = report.location[0]
         report.when = "teardown"

@@ -54,7 +54,7 @@ TEST_TARGET = "pytest_aorta.plugin.one_test:OneTest"
 #: Limit that pytest-timeout would set for an item, in seconds.
 TIMEOUT = pytest.StashKey[float]()
 
-RUN = pytest.StashKey["Run"]()
+RUN = pytest.StashKey["SessionRun"]()
 
 #: Why a trial that was started ahead has ended, where nothing else has ended the run.
 NO_ITEM = "the run ended before its item"
@@ -195,7 +195,7 @@ def cell_of(spec: TrialSpec) -> CellKey:
 _CLOCK = "clock"
 
 
-class Rounds:
+class TimedRounds:
     """Which rounds may be run. One that has begun is completed; none begins when the time is over.
 
     ``seconds`` count from the first trial that is really run; ``folder``: that the xdist workers share.
@@ -268,10 +268,10 @@ class Stopping:
         return Path(shared) if shared and Path(shared).is_dir() else None
 
     @cached_property
-    def rounds(self) -> Rounds | None:
+    def rounds(self) -> TimedRounds | None:
         """``None`` without a time in ``--aorta-stop``."""
         duration = self._selection.stop.seconds
-        return None if duration is None else Rounds(duration, self.folder)
+        return None if duration is None else TimedRounds(duration, self.folder)
 
     def publish(self, reasons: Mapping[CellKey, str]) -> None:
         """Say to all processes of which cells no more trials are needed, and why."""
@@ -287,9 +287,9 @@ class Stopping:
             with contextlib.suppress(FileNotFoundError):  # nothing was decided yet
                 status = os.stat(self.folder / _FILE)
                 if (seen := (status.st_ino, status.st_mtime_ns)) != self._seen:
-                    found: list[dict[str, Any]] = json.loads((self.folder / _FILE).read_text(encoding="utf-8"))
-                    reasons = [each.pop("reason") for each in found]
-                    self._decided = {CellKey(**each): reason for each, reason in zip(found, reasons, strict=True)}
+                    cells: list[dict[str, Any]] = json.loads((self.folder / _FILE).read_text(encoding="utf-8"))
+                    reasons = [each.pop("reason") for each in cells]
+                    self._decided = {CellKey(**each): reason for each, reason in zip(cells, reasons, strict=True)}
                     self._seen = seen
         return self._decided.get(key) or self.decided_before().get(key)
 
@@ -297,10 +297,10 @@ class Stopping:
         """Why the trial of an item, which has no result yet, is not to be started; ``None`` where it is."""
         if not self.may_end_early:
             return None
-        found = self.decided(key)
-        if found is None and self.rounds is not None and not self.rounds.begin(round_of(item) or ""):
+        why = self.decided(key)
+        if why is None and self.rounds is not None and not self.rounds.begin(round_of(item) or ""):
             return "the time is over (--aorta-stop)"
-        return found
+        return why
 
     def close(self) -> None:
         used: UsedFolder | None = self.__dict__.get("_used")
@@ -342,7 +342,7 @@ class Prefetcher:
     Which ones are needed may depend on others: where trials may end early, only so many are started ahead.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: SessionRun) -> None:
         self._run = run
         self._ahead = 2 * run.selection.resources.total_slots if run.selection.may_end_early else sys.maxsize
         #: Not started yet.
@@ -372,10 +372,10 @@ class Prefetcher:
                 ahead += 1
 
     def take(self, nodeid: str) -> RunningTrial | None:
-        found = self._waiting.pop(nodeid, None)
+        trial = self._waiting.pop(nodeid, None)
         self._queue.pop(nodeid, None)
         self._refill()
-        return None if found is None else found[0]
+        return None if trial is None else trial[0]
 
     def is_running(self, nodeid: str) -> bool:
         return nodeid in self._waiting and self._waiting[nodeid][0].started
@@ -388,10 +388,10 @@ class Prefetcher:
     def drop(self, nodeid: str) -> None:
         """End the trial of an item that is over and has not taken it: the item was skipped."""
         self._queue.pop(nodeid, None)
-        found = self._waiting.pop(nodeid, None)
-        if found is not None:
-            found[0].interrupt("its item was not run")
-            self._dropped.append(found)
+        trial = self._waiting.pop(nodeid, None)
+        if trial is not None:
+            trial[0].interrupt("its item was not run")
+            self._dropped.append(trial)
             self._refill()
 
     def interrupt(self, why: str) -> None:
@@ -415,7 +415,7 @@ class Prefetcher:
         return finished
 
 
-class Run:
+class SessionRun:
     """One per pytest process, and one per action of a recipe.
 
     ``stamp``: name of the run in the history; a new one if not given. ``stopping_folder``: of an action, as of
@@ -450,7 +450,7 @@ class Run:
         self.replays: list[Replay] = []
         self.further_runners: dict[Hashable, TrialRunner] = {}
         #: The runs of actions of recipes, by file and action.
-        self.of_actions: dict[tuple[Path, str], Run] = {}
+        self.of_actions: dict[tuple[Path, str], SessionRun] = {}
         #: Name of the action whose run this is, as its items have it.
         self.action: str | None = None
         #: Whether trials that fail are what is asked for.
@@ -576,7 +576,7 @@ class Run:
 _BESIDE_REPLAY = ("replay", "results-dir", "extra-env", "host")
 
 
-def run_of(config: pytest.Config) -> Run:
+def run_of(config: pytest.Config) -> SessionRun:
     if RUN not in config.stash:
         decided = decisions_of_controller(config)
         if decided.get("each"):
@@ -599,14 +599,14 @@ def run_of(config: pytest.Config) -> Run:
                 resources=Resources(hosts=selection.resources.hosts),
             )
         stamp: str | None = decided.get("stamp", config.stash.get(STAMP, None))
-        config.stash[RUN] = Run(config, selection, stamp)
+        config.stash[RUN] = SessionRun(config, selection, stamp)
     return config.stash[RUN]
 
 
-def current_run(config: pytest.Config) -> Run | None:
+def current_run(config: pytest.Config) -> SessionRun | None:
     return config.stash.get(RUN, None)
 
 
-def current_runs(config: pytest.Config) -> list[Run]:
+def current_runs(config: pytest.Config) -> list[SessionRun]:
     run = config.stash.get(RUN, None)
     return [] if run is None else [run, *run.of_actions.values()]

@@ -27,7 +27,7 @@ from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, is_
 from pytest_aorta.plan import Plan
 from pytest_aorta.plugin.compat import end_line
 from pytest_aorta.plugin.failures import TrialFailed
-from pytest_aorta.plugin.run import Run, end_in_order_when_terminated, reason_of
+from pytest_aorta.plugin.run import SessionRun, end_in_order_when_terminated, reason_of
 from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, item_of
 from pytest_aorta.registry import one_line_of
 from pytest_aorta.replay import Replay, ReplayError, find_replays, read_record, spec_of
@@ -47,28 +47,28 @@ if TYPE_CHECKING:
     from pytest_aorta.workspace.paths import TrialPaths
 
 
-def read_replays(config: pytest.Config, run: Run) -> dict[str, TrialSpec]:
+def read_replays(config: pytest.Config, run: SessionRun) -> dict[str, TrialSpec]:
     __tracebackhide__ = True  # pytest would show the variables
     selection = run.selection
     try:
         run.replays = find_replays(selection.replays, selection.extra_env, selection.resources.hosts)
     except ReplayError as error:
         raise pytest.UsageError(f"--aorta-replay: {error}") from None
-    secrets = {name for found in run.replays for name in found.secrets}
+    secrets = {name for replay in run.replays for name in replay.secrets}
     if config.getoption("aorta_extra_env") and (unwanted := sorted(set(selection.extra_env) - secrets)):
         raise pytest.UsageError(
             f"--aorta-extra-env {unwanted[0]}=...: a replay has the variables of its record; only the values of "
             f"secrets, which are not in there, are to be given: {', '.join(sorted(secrets)) or 'these have none'}"
         )
-    run.trials.update({found.nodeid: (found.spec, found.paths_of) for found in run.replays})
-    return {found.name: found.spec for found in run.replays}
+    run.trials.update({replay.nodeid: (replay.spec, replay.paths_of) for replay in run.replays})
+    return {replay.name: replay.spec for replay in run.replays}
 
 
-def replay_items(run: Run, module_of: ModuleOf) -> Iterator[ReplayItem]:
+def replay_items(run: SessionRun, module_of: ModuleOf) -> Iterator[ReplayItem]:
     sibling: ReplayItem | None = None
-    for found in run.replays:
-        sibling = item_of(ReplayItem, module_of(found.spec), found.name, run, found.spec, found.paths_of, sibling)
-        sibling.replay = found
+    for replay in run.replays:
+        sibling = item_of(ReplayItem, module_of(replay.spec), replay.name, run, replay.spec, replay.paths_of, sibling)
+        sibling.replay = replay
         yield sibling
 
 
@@ -80,7 +80,7 @@ class ReplayItem(TrialItem):
     def launch(self, extra_env: Mapping[str, str]) -> RunningTrial:
         run, shared = self.trial_run, _shared(self.spec)
         if shared not in run.further_runners:
-            plan = Plan(tuple(found.spec for found in run.replays if _shared(found.spec) == shared))
+            plan = Plan(tuple(replay.spec for replay in run.replays if _shared(replay.spec) == shared))
             run.further_runners[shared] = _runner_like(run, self.spec, [plan], run.trial_started)
         try:
             return run.further_runners[shared].start(self.spec, self.paths)
@@ -93,7 +93,7 @@ class ReplayItem(TrialItem):
 
 
 def _runner_like(
-    run: Run, spec: TrialSpec, plans: Iterable[Plan], on_start: Callable[[SlotTrial, TrialPaths], object]
+    run: SessionRun, spec: TrialSpec, plans: Iterable[Plan], on_start: Callable[[SlotTrial, TrialPaths], object]
 ) -> TrialRunner:
     """On the resources, and with the limits, that a trial had."""
     limits, resources = spec.limits, spec.resources
@@ -109,10 +109,10 @@ def _shared(spec: TrialSpec) -> Hashable:
     return spec.resources, spec.limits.grace, elastic if is_multi_node(elastic) else None
 
 
-class Again:
+class Reruns:
     """Trials of a run that has come to its end, run again from their records."""
 
-    def __init__(self, run: Run, plans: Iterable[Plan]) -> None:
+    def __init__(self, run: SessionRun, plans: Iterable[Plan]) -> None:
         self.run = run
         #: Of the run's trials: they have the secrets that records do not have.
         self._specs = {
@@ -132,9 +132,9 @@ class Again:
         known = self._specs.get((facts.key.workload, facts.key.cell, facts.index))
         variables = {**({} if known is None else known.overlay), **selection.extra_env}
         spec = replace(spec_of(record, variables, selection.resources.hosts), collect=collect)
-        found = Replay(file, record, spec, folder=f"{REPLAY}/{folder}")
-        self._files[found.paths.file] += 1
-        return replace(found, number=self._files[found.paths.file])
+        replay = Replay(file, record, spec, folder=f"{REPLAY}/{folder}")
+        self._files[replay.paths.file] += 1
+        return replace(replay, number=self._files[replay.paths.file])
 
     def results(self, replays: Iterable[Replay]) -> Iterator[tuple[Replay, TrialResult]]:
         """Run the trials, as many at a time as they had slots, and write their records; in the order given."""
@@ -183,19 +183,19 @@ class Again:
             runner.close()
 
 
-def observed_again(run: Run, plans: Iterable[Plan], triage: Triage, table: Table, *, may_run: bool) -> Table:
+def observed_again(run: SessionRun, plans: Iterable[Plan], triage: Triage, table: Table, *, may_run: bool) -> Table:
     """The table with what collectors ask for when all trials are over: replays of those that failed, or of one that
     differs. ``may_run``: whether trials may be run again."""
-    again = Again(run, plans)
+    again = Reruns(run, plans)
     problems: list[str] = []
     try:
         if any(text.partition(":")[0] == "divergence" for text in run.selection.collect):
-            found: list[dict[str, Any]] = []
+            differing: list[dict[str, Any]] = []
             try:
-                _compare(again, triage, found, may_run=may_run)
+                _compare(again, triage, differing, may_run=may_run)
             except (Exception, KeyboardInterrupt) as error:
                 problems.append(f"which trials differ: the comparison has ended early: {one_line_of(error)}")
-            return replace(table, divergence=tuple(found), warnings=(*table.warnings, *problems))
+            return replace(table, divergence=tuple(differing), warnings=(*table.warnings, *problems))
         replayed: dict[CellKey, list[Replayed]] = {}
         try:
             if may_run:
@@ -211,7 +211,7 @@ def observed_again(run: Run, plans: Iterable[Plan], triage: Triage, table: Table
 
 
 def _replay_failures(
-    again: Again, triage: Triage, replayed: dict[CellKey, list[Replayed]], problems: list[str]
+    again: Reruns, triage: Triage, replayed: dict[CellKey, list[Replayed]], problems: list[str]
 ) -> None:
     """Each failed trial beside its replay with collectors, by its cell, or why there is none."""
     replays: list[Replay] = []
@@ -230,7 +230,7 @@ def _replay_failures(
         replayed.setdefault(first.key, []).append((first, second))
 
 
-def _compare(again: Again, triage: Triage, found: list[dict[str, Any]], *, may_run: bool) -> None:
+def _compare(again: Reruns, triage: Triage, differing: list[dict[str, Any]], *, may_run: bool) -> None:
     """Which trials differ, with sentences; and where cells differ first, once within a cell and once between two, the
     operator that makes the difference."""
     run = again.run
@@ -239,7 +239,7 @@ def _compare(again: Again, triage: Triage, found: list[dict[str, Any]], *, may_r
     zoomed: set[bool] = set()
     for divergence in divergences(cells, run.results, triage.baselines().of):
         plain = divergence.to_plain()
-        found.append(plain)
+        differing.append(plain)
         is_between = divergence.of is not None
         if may_run and trials and divergence.first is not None and is_between not in zoomed:
             zoomed.add(is_between)
@@ -251,7 +251,7 @@ def _compare(again: Again, triage: Triage, found: list[dict[str, Any]], *, may_r
             plain["zoom"] = {"sentence": sentence, **data}
 
 
-def _zoom(again: Again, reference: Traced, other: Traced, place: Place, trials: int) -> tuple[str, Mapping[str, Any]]:
+def _zoom(again: Reruns, reference: Traced, other: Traced, place: Place, trials: int) -> tuple[str, Mapping[str, Any]]:
     results = str(again.run.results.absolute())
     hindrances = {
         "that takes mode=hash": reference.trial.tolerance is not None,

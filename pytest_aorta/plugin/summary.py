@@ -28,7 +28,7 @@ from pytest_aorta.workspace.paths import HISTORY, TrialPaths
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_aorta.plugin.run import FinishedTrial, Run
+    from pytest_aorta.plugin.run import FinishedTrial, SessionRun
 
 #: Differences shown, the trial file has all; and names of commands.
 _MOST = 12
@@ -67,8 +67,8 @@ class CellSummary:
     warnings: Counter[str] = field(default_factory=Counter)
 
 
-class Summary:
-    def __init__(self, run: Run) -> None:
+class TerminalSummary:
+    def __init__(self, run: SessionRun) -> None:
         self._run = run
         self._cells: dict[CellKey, CellSummary] = {}
         #: Earlier records that were removed from the history.
@@ -166,8 +166,8 @@ class Summary:
             yield printable(f"warning: {line}"), "yellow"
         lines = [
             printable(f"warning: {key.workload} {key.cell}: {text} ({counted(number, 'trial')})")
-            for key, found in self._cells.items()
-            for text, number in sorted(found.warnings.items())
+            for key, cell in self._cells.items()
+            for text, number in sorted(cell.warnings.items())
         ]
         if (more := len(lines) - _WARNINGS) > 0:
             lines[_WARNINGS:] = [f"{counted(more, 'more warning')} in the trial files"]
@@ -175,25 +175,25 @@ class Summary:
             yield line, "yellow"
         for line in self._replays:
             yield line, ""
-        for key, found in self._cells.items():
-            if found.restarted:
-                yield f"{counted(found.restarted, 'trial')} of {key.label} ok only after a restart of the ranks", ""
-            if found.bad_ends:
+        for key, cell in self._cells.items():
+            if cell.restarted:
+                yield f"{counted(cell.restarted, 'trial')} of {key.label} ok only after a restart of the ranks", ""
+            if cell.bad_ends:
                 yield (
-                    f"{counted(found.bad_ends, 'trial')} of {key.label} ok, but not its end: {found.bad_end}",
+                    f"{counted(cell.bad_ends, 'trial')} of {key.label} ok, but not its end: {cell.bad_end}",
                     "yellow",
                 )
-            if len(found.at_a_time) > 1:
-                counts = " and ".join(f"{number} with {slots}" for slots, number in sorted(found.at_a_time.items()))
+            if len(cell.at_a_time) > 1:
+                counts = " and ".join(f"{number} with {slots}" for slots, number in sorted(cell.at_a_time.items()))
                 yield f"trials of {key.label} ran with different numbers of slots: {counts}", "yellow"
-            if found.elsewhere:
-                what = f"{counted(found.elsewhere, 'trial')} of {key.label} did not run in that environment"
-                yield f"{what}: {found.found_there}", "yellow"
+            if cell.elsewhere:
+                what = f"{counted(cell.elsewhere, 'trial')} of {key.label} did not run in that environment"
+                yield f"{what}: {cell.found_there}", "yellow"
         run, total = self._run, sum(cell.trials for cell in self._cells.values())
         if run.config.get_verbosity() > 0:
-            for key, found in self._cells.items():
-                yield f"starts of {key.label}: {found.how_started}", ""
-        elif any(found.how_started == FORKS for found in self._cells.values()):
+            for key, cell in self._cells.items():
+                yield f"starts of {key.label}: {cell.how_started}", ""
+        elif any(cell.how_started == FORKS for cell in self._cells.values()):
             yield f"{FORKS}, and is what --aorta-isolation fork means", ""
         yield from ((line, "") for line in preload_lines(self._cells.values(), run.selection.execution.preload))
         if self._repeats:
@@ -259,22 +259,22 @@ def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:
 
 
 def understood(result: Mapping[str, Any]) -> str:
-    found = result["result"].get("output") or {}
+    output = result["result"].get("output") or {}
     launcher, ranks = launcher_in(str(result["config"].get("command", ""))), len(result["ranks"])
     if launcher is None and result.get("elastic"):
         launcher = "torchrun"
     parts = [f"{launcher}, {counted(ranks, 'rank')}" if launcher and ranks else launcher or "no launcher"]
-    parts += [f"{pattern} matched {counted(lines, 'line')}" for pattern, lines in (found.get("matched") or {}).items()]
+    parts += [f"{pattern} matched {counted(lines, 'line')}" for pattern, lines in (output.get("matched") or {}).items()]
     steps = result["result"].get("executed_iterations")
     parts += [counted(steps, "step")] if steps is not None else []
-    if devices := (found.get("devices") or result["imposed"].get("devices")):
+    if devices := (output.get("devices") or result["imposed"].get("devices")):
         parts.append(f"used {', '.join(map(str, devices))}")
-    elif "devices" in found:
+    elif "devices" in output:
         parts.append("no GPU")
     return printable(f"aorta: {result['workload']}: {'; '.join(parts)}")
 
 
-def header(run: Run) -> list[str]:
+def header(run: SessionRun) -> list[str]:
     """The plan in a line, how commands are started, what so many trials can show, and what part of all is run."""
     selection, lines = run.selection, list[str]()
     if run.chosen is not None and run.replays:
@@ -286,7 +286,7 @@ def header(run: Run) -> list[str]:
     return [f"aorta: {line}" for line in lines]
 
 
-def _of_plan(run: Run) -> Iterator[str]:
+def _of_plan(run: SessionRun) -> Iterator[str]:
     resources, cells = run.selection.resources, [*run.plan.cells.values()]
     parts = [f"plan {run.plan.digest}"]
     parts.append(f"{counted(len(run.plan.trials), 'trial')} in {counted(sum(map(len, cells)), 'cell')}")
@@ -304,8 +304,8 @@ def _of_plan(run: Run) -> Iterator[str]:
         parts.append(f"devices {devices_text(resources.devices)}" + (" (names only: there is no GPU)" if names else ""))
     yield ", ".join([*parts, f"results in {_shown(run)}"])
     # How commands are started; a trial may find out that its process cannot be forked.
-    found: dict[str, list[str]] = {"in a fork of a prepared interpreter": [], "as typed": []}
-    forked, typed = found.values()
+    commands_by_way: dict[str, list[str]] = {"in a fork of a prepared interpreter": [], "as typed": []}
+    forked, typed = commands_by_way.values()
     for spec in {spec.workload.name: spec for spec in run.plan.trials}.values():
         if spec.workload.target == COMMAND_TARGET:
             may_fork = spec.execution.isolation == "fork" and spec.execution.launcher != AS_TYPED
@@ -313,7 +313,7 @@ def _of_plan(run: Run) -> Iterator[str]:
             line = line_of(spec.overrides["command"], path) if may_fork else None
             ranks = ", with its ranks" if line is not None and line.is_agent else ""
             (typed if line is None else forked).append(f"{spec.workload.name}{ranks}")
-    for how, commands in found.items():
+    for how, commands in commands_by_way.items():
         if commands:
             yield f"{how}: {', '.join(first_names(commands, _MOST))}"
     # What the planned trials can show, where their number is set before.
@@ -330,7 +330,7 @@ def _of_plan(run: Run) -> Iterator[str]:
         yield f"{trials} of each cell{shows}"
 
 
-def _shown(run: Run, path: Path | None = None) -> Path:
+def _shown(run: SessionRun, path: Path | None = None) -> Path:
     start, path = run.config.invocation_params.dir, path or run.results
     return path.relative_to(start) if path.is_relative_to(start) else path
 
@@ -499,13 +499,13 @@ def _names(rows: Sequence[Row], width: int) -> dict[CellKey, tuple[str, str]]:
         alike[shown] += 1
         label = f"{key.cell} #{alike[shown]}" if alike[shown] > 1 else labels_of[key]
         groups.setdefault(shown[:3], []).append((key, label))
-    found = {}
+    names = {}
     for (test, workload, options), labels in groups.items():
         heading = one_line(f"{test} {workload} {options}")
         for key, label in labels:
             alone = one_line(f"{test} {workload} {label} {options}")
-            found[key] = ("", alone) if len(labels) == 1 else (heading, f"  {one_line(label)}")
-    return found
+            names[key] = ("", alone) if len(labels) == 1 else (heading, f"  {one_line(label)}")
+    return names
 
 
 def _row(

@@ -104,8 +104,8 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
         return None
     from pytest_aorta.plugin.collection import WorkloadFile  # a run without trials does not need it
 
-    found: pytest.Module = WorkloadFile.of(parent, module_path)
-    return found
+    module: pytest.Module = WorkloadFile.of(parent, module_path)
+    return module
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -33,7 +33,7 @@ from pytest_aorta.plugin.run import (
     Prefetcher,
     Repeat,
     ReportPayload,
-    Run,
+    SessionRun,
     cell_of,
     reason_of,
 )
@@ -157,7 +157,7 @@ def user_code(item: pytest.Function, installed: set[str]) -> Iterator[str]:
         known = installed if name != "aorta_extra_env" else {"pytest_aorta"}
         functions += [(name, definition.func, known) for definition in definitions]
     for hook in ("pytest_runtest_setup", "pytest_runtest_protocol"):
-        functions += [(hook, found.function, installed) for found in getattr(item.ihook, hook).get_hookimpls()]
+        functions += [(hook, impl.function, installed) for impl in getattr(item.ihook, hook).get_hookimpls()]
     for name, function, known in functions:
         code = getattr(inspect.unwrap(function), "__code__", None)
         file = "?" if code is None else Path(code.co_filename).name
@@ -177,7 +177,7 @@ Item = TypeVar("Item", bound="TrialItem")
 class TrialItem(GeneratedFunction):
     """One trial. A ``pytest.Function`` of a function with one argument, so that fixtures work as in any test."""
 
-    trial_run: Run
+    trial_run: SessionRun
     spec: TrialSpec
     running: RunningTrial | None = None
     #: Which one in this run it is, once it has begun.
@@ -330,7 +330,7 @@ def use_fixtures(aorta_extra_env: dict[str, str]) -> None:
     pass
 
 
-def items_of(run: Run, plan: Plan, module_of: ModuleOf) -> list[TrialItem]:
+def items_of(run: SessionRun, plan: Plan, module_of: ModuleOf) -> list[TrialItem]:
     items: list[TrialItem] = []
     sibling: TrialItem | None = None
     was_enabled = gc.isenabled()
@@ -349,7 +349,7 @@ def item_of(
     kind: type[Item],
     parent: pytest.Collector,
     name: str,
-    run: Run,
+    run: SessionRun,
     spec: TrialSpec,
     paths_of: PathsOf,
     sibling: TrialItem | None,
@@ -373,7 +373,7 @@ def properties_of(spec: TrialSpec) -> list[tuple[str, object]]:
     ]
 
 
-def prefetchable(session: pytest.Session, run: Run) -> Iterator[tuple[pytest.Item, TrialSpec, TrialPaths]]:
+def prefetchable(session: pytest.Session, run: SessionRun) -> Iterator[tuple[pytest.Item, TrialSpec, TrialPaths]]:
     """The items of a run whose trials may be started ahead of them."""
     plugins = [_module(plugin) for plugin, _ in session.config.pluginmanager.list_plugin_distinfo()]
     installed = {"_pytest", "pytest", "pluggy", *(module.partition(".")[0] for module in plugins)}

@@ -175,8 +175,8 @@ def lines_of_empty_run(terminal: pytest.TerminalReporter, status: int, config: p
         of = {file: workload_facts(file, always=True) for file in files if wanted and file in failed}
         scripts = [file for file, it in of.items() if it.is_valid and not it.has_tests and not it.has_classes]
         return [one_line(f"{file.name}: {_AS_COMMAND.format(file.name)}") for file in scripts]
-    found = {file: what_lacks(file, wanted) for file in files}
-    lines = [one_line(f"no workload in {file.name}: {text}") for file, text in found.items() if text]
+    lacks = {file: what_lacks(file, wanted) for file in files}
+    lines = [one_line(f"no workload in {file.name}: {text}") for file, text in lacks.items() if text]
     is_named = config.args_source == config.ArgsSource.ARGS or is_typed(config)
     if wanted and not is_named and not config.getini("aorta_workload") and not config.getini("aorta_command"):
         lines.append(

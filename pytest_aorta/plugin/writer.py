@@ -22,7 +22,7 @@ from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.failures import FailedAlike
 from pytest_aorta.plugin.next_step import next_steps
 from pytest_aorta.plugin.run import WATCHER, FinishedTrial, cell_of
-from pytest_aorta.plugin.summary import Summary, understood
+from pytest_aorta.plugin.summary import TerminalSummary, understood
 from pytest_aorta.plugin.workload_files import workload_facts
 from pytest_aorta.triage.facts import CellKey, facts_of
 from pytest_aorta.triage.matrix import MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
@@ -35,7 +35,7 @@ from pytest_aorta.workspace.paths import HISTORY, REPLAY, TrialPaths
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
-    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.plugin.run import SessionRun
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.triage.verdicts import Table
     from pytest_aorta.trials.spec import TrialSpec
@@ -186,10 +186,10 @@ def planned_trials(plans: Iterable[Plan]) -> Counter[CellKey]:
 
 
 class TrialWriter:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: SessionRun) -> None:
         self.run = run
         self.store = run.runner.store
-        self.summary = Summary(run)
+        self.summary = TerminalSummary(run)
         #: Those of this process, and those of files that only xdist's workers have made.
         self.plans = list(run.runner.plans)
         settings = run.selection.triage
@@ -232,22 +232,22 @@ class TrialWriter:
                 self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
 
     def begin(self, nodeid: str) -> None:
-        found = self.find(nodeid)
-        if found is not None:
-            spec = found[0]
+        trial = self.find(nodeid)
+        if trial is not None:
+            spec = trial[0]
             self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations, spec.trial_index)
 
     def write_report(self, report: pytest.TestReport) -> None:
         payload, properties = report.aorta, dict(report.user_properties)
-        found = []
+        trials = []
         for record in json.loads(payload["records"]):
-            found.append(FinishedTrial(**record))
+            trials.append(FinishedTrial(**record))
         if report.when == "teardown":
             self.notes += json.loads(payload["notes"])
-            if not found and not hasattr(report, "node"):
-                found = list(self.run.unreported)  # of this process, whose items run one after the other
+            if not trials and not hasattr(report, "node"):
+                trials = list(self.run.unreported)  # of this process, whose items run one after the other
         is_of_trial = "aorta_trial_id" in properties  # a test that starts trials fails for its own reasons
-        for trial in found:
+        for trial in trials:
             facts = self.write(trial)
             if is_of_trial and facts.signature is not None:
                 cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
@@ -338,14 +338,14 @@ class TrialWriter:
 
     def _decide(self, *new: TrialFacts) -> None:
         """Take in trials that are over, in this job and in others, and look which cells need no more."""
-        found = list(new)
+        all_facts = list(new)
         for spec, facts in self.run.others() if self.run.others is not None else ():
             # Also of those that still run: what comes after them has to wait.
             self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations, spec.trial_index)
             if facts is not None:
-                found.append(facts)
+                all_facts.append(facts)
         has_stopped = False
-        for facts in found:
+        for facts in all_facts:
             self.triage.add(facts)
             has_stopped |= self.decisions is not None and self.decisions.update(facts.key)
         if self.decisions is not None and has_stopped:
@@ -370,12 +370,12 @@ class TrialWriter:
 
     def write_lost(self, nodeid: str, why: str) -> tuple[TrialSpec, TrialPaths] | None:
         """Record an item whose process died before it could report; its trial, ``None`` where it is none."""
-        found = self.find(nodeid)
-        if found is None:
+        trial = self.find(nodeid)
+        if trial is None:
             return None
         from pytest_aorta.launch.record import logs_in, lost_record
 
-        spec, paths = found
+        spec, paths = trial
         self.store.make_room(paths)
         logs = logs_in(paths.folder_in(self.store.results))
         record = lost_record(spec, Failure("launch", "signal", why), logs)
@@ -419,8 +419,8 @@ class TrialWriter:
         for trial in list(self.run.unreported):
             self.write(trial)
         for nodeid in unfinished:
-            found = self.find(nodeid)
-            if found is not None and found[1].file not in self.store.written:
+            begun = self.find(nodeid)
+            if begun is not None and begun[1].file not in self.store.written:
                 why = self.run.interrupted or "the run ended before the trial"
                 self.write_lost(nodeid, f"interrupted: {why}")
         self._settle(at_end=True)
@@ -457,12 +457,12 @@ class TrialWriter:
         elif self.decisions is not None:
             compared = set(self.triage.baselines().of)
             ended = [why.startswith("dropped") for key, why in self.decisions.decided.items() if key in compared]
-            found = f"{ended.count(False)} of {counted(len(compared), 'cell')} decided"
-            found += f", {ended.count(True)} dropped" if any(ended) else ""
+            decided = f"{ended.count(False)} of {counted(len(compared), 'cell')} decided"
+            decided += f", {ended.count(True)} dropped" if any(ended) else ""
             stop = selection.stop
             goals = {"first-fix": stop.first_fix, "equivalence": stop.equivalence, "speed": stop.speed}
             goal = next((name for name, is_set in goals.items() if is_set), "decided")
-            yield f"{of}{found}, {counted(self.skipped, 'trial')} saved (--aorta-stop={goal})"
+            yield f"{of}{decided}, {counted(self.skipped, 'trial')} saved (--aorta-stop={goal})"
         if selection.stop.seconds is not None:
             rounds = max((trials.statistics.total for trials in self.triage.cells), default=0)
             line = f"{of}{counted(rounds, 'round')} within {duration_text(selection.stop.seconds)} (--aorta-stop)"
