@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 
 import numpy  # noqa: F401  (a stage takes back what was imported on it, and numpy cannot be imported twice)
 import pytest
@@ -17,8 +16,6 @@ from support.terminal import Terminal, finish, start_pytest
 from support.workloads import SHAKY, shaky_project
 
 from pytest_aorta.triage.reading import Results
-
-COMMAND = (sys.executable, "-m", "pytest_aorta")
 
 RECIPE = """
 [[action]]
@@ -229,7 +226,7 @@ def test_a_new_run_keeps_no_trial_and_makes_again_what_is_made_of_them(stage: St
     before = {path: trial["started_at"] for path, trial in stage.trials("workspace").items()}
     listed = stage.path / "log"
     lines = len(listed.read_text().splitlines())
-    again = stage.command(*COMMAND, "run", "--new", "-a", "[!s]*")
+    again = stage.aorta("run", "--new", "-a", "[!s]*")
     again.stdout.fnmatch_lines(["4 earlier results not kept: it is of an earlier run"])
     now = stage.trials("workspace")
     current = {path: trial["started_at"] for path, trial in now.items() if ".history" not in path}
@@ -237,9 +234,9 @@ def test_a_new_run_keeps_no_trial_and_makes_again_what_is_made_of_them(stage: St
     earlier = [trial["started_at"] for path, trial in now.items() if ".history" in path]
     assert sorted(earlier) == sorted(time for path, time in before.items() if "matrix" in path)
     assert len(listed.read_text().splitlines()) == lines + 2
-    shown = stage.command(*COMMAND, "report", "workspace/matrix", "--over-time")
+    shown = stage.aorta("report", "workspace/matrix", "--over-time")
     shown.stdout.fnmatch_lines(["Cell *", "* local-none *", "*", "* local-fix *", "*", "picture: over-time.svg"])
-    stage.command(*COMMAND, "run")
+    stage.aorta("run")
     assert {path: stage.trial(path, "workspace")["started_at"] for path in current} == current
 
 
