@@ -1,4 +1,4 @@
-"""All settings of a run: each is declared once, with its name, default, what it takes, and one sentence of help.
+"""All settings of a run, each declared once with name, default, reader, and one sentence of help.
 
 The option of pytest, its twins in an ini file and in the environment, the fields of ``RunRequest`` and the table in
 ``docs/options.md`` follow from ``SETTINGS``.
@@ -27,34 +27,34 @@ Reader = Callable[[Any], Any]
 #: Longest text of a bad value in a message.
 _SHOWN = 200
 
-#: More digits than anything can be counted in; of some thousand, Python refuses to make a number.
+#: Most digits of a number: Python refuses to read some thousand.
 _DIGITS = 18
 
-#: As many earlier runs of a workload as there are.
+#: Value of ``history`` for all earlier runs.
 UNBOUNDED = sys.maxsize
 
-#: What ``auto`` is as a number of trials, and the most that it comes to.
+#: Value of ``trials`` for ``auto``, and the most trials that ``auto`` runs.
 AUTO, MOST_OF_AUTO = 0, 500
 
-#: Trials of each cell where a decision is to end them, and no number was given.
+#: Most trials of each cell if a decision ends them, and no number is given.
 TRIALS_UNTIL_DECIDED = 200
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _MODULE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 
-#: A separator between variables may also be a part of a value; this has to follow it.
+#: Follows a separator between variables; otherwise the separator belongs to a value.
 NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
 
-#: Variables, as they are typed.
+#: The expected form of variables, for messages.
 PAIRS = "NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores"
 
 
 class OptionError(RequestError):
-    """A value that an option cannot take; the message names value, source and what would be valid."""
+    """A wrong value of an option; the message names value, source and valid values."""
 
 
 def taken(read: Reader, value: Any, source: str) -> Any:
-    """What a reader makes of a value; ``RequestError`` with the ``source``, the value and what would be valid."""
+    """Read a value; raise ``RequestError`` with the ``source``, the value and valid values if it is wrong."""
     __tracebackhide__ = True  # pytest would show the arguments
     try:
         return read(value)
@@ -232,12 +232,12 @@ def names(value: Any) -> tuple[str, ...]:
 
 
 def lines(value: Any) -> frozenset[str]:
-    """Names, which may have any character but a newline."""
+    """Split names at newlines; they may have any other character."""
     return frozenset(str(value).split("\n"))
 
 
 def mitigation_set(value: Any) -> tuple[str, ...]:
-    """Names and ``NAME=VALUE``. After a pair, what is neither belongs to its value: ``A=1,2,tf32_off``."""
+    """Names and ``NAME=VALUE``. Text after a pair that is neither belongs to its value: ``A=1,2,tf32_off``."""
     pairs: list[str] = []
     for each in names(value):
         if pairs and "=" in pairs[-1] and isinstance(value, str) and not re.match(r"[A-Za-z_][\w.-]*(=|\Z)", each):
@@ -247,7 +247,7 @@ def mitigation_set(value: Any) -> tuple[str, ...]:
     return tuple(pairs)
 
 
-#: How the name of a mitigation begins that is an option of the workload: ``config.lr=0.1``.
+#: Prefix of a mitigation that sets an option of the workload: ``config.lr=0.1``.
 OPTION = "config."
 
 
@@ -305,7 +305,7 @@ def is_variable(key: str, value: str) -> bool:
 
 
 def shown_pairs(text: str) -> str:
-    """What may be repeated of a text that is no ``K=V[,K=V]``: the wrong name, for all else may be a secret."""
+    """A wrong ``K=V[,K=V]`` for a message: only the wrong name, since the rest may be a secret."""
     parts = [part.partition("=") for part in re.split(f",{NEXT_PAIR}", text)]
     key, equals, value = next((part for part in parts if not re.fullmatch(_VARIABLE, part[0]) or not part[1]), parts[0])
     if not equals:
@@ -315,7 +315,7 @@ def shown_pairs(text: str) -> str:
 
 
 def shown_command(text: str) -> str:
-    """What may be repeated of a text that is no command: not the values of variables, which may be secrets."""
+    """A wrong command for a message, without values of variables, which may be secrets."""
     return repr(re.sub(r"\b([A-Za-z_][A-Za-z0-9_]*=)\S*", r"\1...", text))
 
 

@@ -1,4 +1,4 @@
-"""From plans to pytest items, and which of them are run."""
+"""Turns plans into pytest items, and selects the items to run."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ROOT = "aorta"
 
 
 def choose(config: pytest.Config, run: SessionRun, trials: Mapping[str, TrialSpec], root: str = ROOT) -> None:
-    """Find out which of these ``trials``, by name, are chosen; only they, and given paths, are collected.
+    """Find the chosen ones of these ``trials``, by name; pytest collects only them and the given paths.
 
-    Those of the ini file stand in the project as its tests do: beside what pytest collects without arguments, and in
-    the folders that are given.
+    Trials of the ini file belong to the project as tests do: pytest collects them beside its test paths, and in given
+    folders.
     """
     decided = decisions_of_controller(config)
     paths: list[str] = []
@@ -65,11 +65,11 @@ def choose(config: pytest.Config, run: SessionRun, trials: Mapping[str, TrialSpe
 
 
 def _split_arguments(config: pytest.Config, trials: Mapping[str, TrialSpec], root: str) -> tuple[list[str], set[str]]:
-    """Command line arguments that are paths, and names of ``trials`` among them.
+    """Split the arguments of the command line into paths and names of ``trials``.
 
-    A trial may be named by ``NAME``, as ``::NAME``, by its node id ``root::NAME``, by that as pytest prints it in a
-    folder below the root directory (``../root::NAME``), and by the path of its item (``/folder/gemm.py::NAME``), which
-    is how IDEs do it. Without its brackets, a name stands for all trials of the workload.
+    A trial may be given as ``NAME``, ``::NAME``, its node id ``root::NAME``, its node id as pytest prints it below the
+    root directory (``../root::NAME``), or, by IDEs, with the path of its item (``/folder/gemm.py::NAME``). A name
+    without brackets stands for all trials of the workload.
     """
     by_workload: dict[str, list[str]] = {}
     for name in trials:
@@ -111,7 +111,7 @@ class SelectedTrials(pytest.Collector):
 
 
 class WorkloadFile(UnimportedModule):
-    """A Python file with Workload classes, given as a path. Its classes are found without importing it."""
+    """A Python file with Workload classes, given as a path. Finds its classes without importing it."""
 
     def collect(self) -> Iterable[pytest.Item]:
         if not workload_facts(self.path).workloads:
@@ -148,10 +148,10 @@ def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list
 
 
 def selected_trials(session: pytest.Session, collected: list[Any], run: SessionRun) -> pytest.Collector:
-    """The collector of what options ask for, in the directory that pytest was started in, so its conftest applies.
+    """The collector of trials that options ask for, below the directory in which pytest was started.
 
-    Fixtures of a conftest belong to the collector object of its directory (pytest 9.2), and become visible when that
-    is collected; so one that has been collected already must be found, and a new chain down to it be collected.
+    So the conftest files of this directory apply. Their fixtures belong to the collector object of the directory
+    (pytest 9.2) and appear when it is collected: use an object that was collected already, or collect new ones.
     """
     here, top = session.config.invocation_params.dir, session.config.rootpath
     below = [path for path in [here, *here.parents] if path == top or top in path.parents] or [top]
@@ -176,7 +176,7 @@ def selected_trials(session: pytest.Session, collected: list[Any], run: SessionR
 
 
 def select_items(config: pytest.Config, items: list[pytest.Item], run: SessionRun) -> None:
-    """Deselect what other shards run, then what does not meet the conditions of ``--aorta-where``."""
+    """Deselect items of other shards, then items that do not meet the conditions of ``--aorta-where``."""
     kept = list(items)
     if run.selection.shard is not None:
         number, count = run.selection.shard

@@ -1,8 +1,8 @@
-"""What pytest loads at every start: options, fixtures, and the hooks that find out whether there are trials.
+"""The part that pytest loads at every start: options, fixtures, and hooks that notice trials.
 
-All others are in ``trial_hooks`` and ``report_hooks``, which are imported and registered when there is an option, a
-workload file, or a test that starts trials. So nothing heavy is imported here, and no test that runs calls any of it.
-Nor are small modules: pytest loads those of plugins with a loader of its own, which takes 0.2 ms for each.
+The other hooks are in ``trial_hooks`` and ``report_hooks``, which an option, a workload file, or a test that starts
+trials brings in. This module imports nothing heavy, and no hook of it is called while tests run. It imports few small
+modules, too: pytest's own loader for plugins takes 0.2 ms for each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
     from pytest_aorta.probe.collect import EnvSnapshot
 
-#: Seconds that node 0 may take to report, once the other nodes are done.
+#: Seconds that other nodes wait for the report of node 0.
 _PATIENCE = 60.0
 
 
@@ -46,12 +46,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
-    """Suggest an option for one that nobody has, a conftest.py included."""
+    """Refuse an unknown option of ours, and suggest the nearest one. Options of conftest files are known by now."""
     refuse_mistyped(parser, args)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and the hooks of trials where these are asked for already."""
+    """Register the marker; and the hooks of trials, if the command line or the ini file asks for trials."""
     config.addinivalue_line(
         "markers",
         "aorta(trials=, mitigations=, environments=, timeout=): run the test once per trial of every cell, each time "
@@ -90,7 +90,7 @@ def _may_be_given(config: pytest.Config) -> bool:
 
 
 def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
-    """Register the hooks that trials need, once; ``late``: the session has begun, and its first hooks are over."""
+    """Register the hooks of trials, once; ``late``: after the start of the session, whose first hooks are over."""
     manager = config.pluginmanager
     if manager.has_plugin(TRIALS):
         return
@@ -124,7 +124,7 @@ def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give all xdist workers the same name of the run in the history; ``trial_hooks`` says more, if it is there."""
+    """Give all xdist workers the name of the run in the history; ``trial_hooks`` adds more, if registered."""
     if not node.config.pluginmanager.has_plugin(TRIALS):
         from pytest_aorta.workspace.trial_store import stamp
 
@@ -135,7 +135,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Recipes: ``aorta.toml`` and ``*.aorta.toml``; Row's and AORTA's where they are given themselves."""
+    """Collect recipes: ``aorta.toml`` and ``*.aorta.toml``; Row's and AORTA's if they are given as arguments."""
     name = file_path.name
     if not name.endswith(SUFFIXES):  # most are through here
         return None
@@ -187,7 +187,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-    """A wrong marker ends a run as a wrong option does."""
+    """End a run with a wrong marker or recipe with the exit status of a wrong option."""
     # The argument: sessions of ``pytester.getnode`` have no ``exitstatus``.
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     if terminal is None or exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED):
@@ -201,7 +201,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
-    """Where nothing was collected, say what was nearly a workload, and what it lacks."""
+    """If nothing was collected, name classes that are nearly workloads, and what they lack."""
     if exitstatus in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERRUPTED):
         from pytest_aorta.plugin.workload_files import lines_of_empty_run
 
@@ -220,7 +220,7 @@ class ControllerHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """Of a recipe, the cells that are selected are known from now on, and in which order."""
+        """Notice a recipe, and pass on its selected cells in their order."""
         text = "\n".join(ids)  # of each worker, perhaps a hundred thousand: no call for each
         for suffix in SUFFIXES:
             if f"{suffix}::" in text:
@@ -229,7 +229,7 @@ class ControllerHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """See the first report of such a test before pytest's terminal asks for the word to show."""
+        """Notice the first report with trials, before pytest's terminal asks for its word."""
         if hasattr(report, "aorta"):
             self._make_way().pytest_runtest_logreport(report)
 
@@ -241,10 +241,10 @@ class ControllerHooks:
 
 
 class FurtherRankHooks:
-    """Hooks of ranks, and of nodes, other than 0: rank 0 alone prints and writes.
+    """Hooks of ranks and nodes other than 0, which neither print nor write.
 
-    A rank leaves failed tests to rank 0: its exit status would have the launcher end rank 0 before its report. The exit
-    status of a node is for the user, or for srun.
+    A rank reports no failed tests by its exit status: the launcher would end rank 0 before its report. A node does, for
+    the user or for srun.
     """
 
     def __init__(self, config: pytest.Config, *, is_node: bool) -> None:
@@ -254,7 +254,7 @@ class FurtherRankHooks:
         self._failed = False
 
     def pytest_configure(self) -> None:
-        """Have pytest's terminal reporter, which is made after this, write to nowhere."""
+        """Have pytest's terminal reporter, which is made later, write to the null device."""
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (open until the process ends)
 
     @pytest.hookimpl(tryfirst=True)
@@ -314,7 +314,7 @@ def aorta_torchrun(aorta_run: RunTrial) -> RunTorchrun:
 
 @pytest.fixture(scope="session")
 def aorta_env() -> EnvSnapshot:
-    """What pytest itself runs on, as trials record it."""
+    """The machine and software that pytest itself runs on, as trials record them."""
     from pytest_aorta.probe.collect import collect_env
 
     return collect_env()

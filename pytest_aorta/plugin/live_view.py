@@ -174,7 +174,7 @@ def last_step(folder: Path) -> tuple[int, int | None] | None:
 class LinesBelow:
     """pytest's file, with lines below its last one, which come and go without a trace. Thread-safe.
 
-    pytest writes its lines dot by dot: while others are shown below it, its last line is the first of rich's.
+    pytest writes a line dot by dot. While lines are shown below it, rich draws this line as well, as its first one.
     """
 
     def __init__(self, file: TextIO, draw: Callable[[int], Sequence[RenderableType]], has_colours: bool) -> None:

@@ -30,18 +30,18 @@ class Subsets:
     def __init__(self, baseline: TrialSpec, whole: TrialSpec, mitigations: list[Mitigation]) -> None:
         self._baseline = replace(baseline, execution=in_a_process(baseline.execution))
         self._whole = replace(whole, execution=in_a_process(whole.execution))
-        #: Variable to its value, and to the name of the mitigation that sets it, later ones winning.
+        #: Variable to its value and the mitigation that sets it; later mitigations win.
         self._values: dict[str, tuple[str, str]] = {}
         for mitigation in mitigations:
             for name, value in mitigation.env.items():
                 self._values.pop(name, None)
                 self._values[name] = value, mitigation.name
-        #: Those that the set changes, in its order.
+        #: Variables that the set changes, in its order.
         self.variables = tuple(name for name in self._values if baseline.overlay.get(name) != whole.overlay.get(name))
         self._numbers: dict[tuple[str, ...], int] = {self.variables: whole.mitigation_index}
 
     def spec(self, wanted: Wanted) -> TrialSpec:
-        """A trial of the baseline, of the whole set, or of a part: ``eight.OMP_NUM_THREADS+eight.MKL_NUM_THREADS``."""
+        """A trial of the baseline, the whole set, or a part: ``eight.OMP_NUM_THREADS+eight.MKL_NUM_THREADS``."""
         variables = wanted.variables
         if variables is None:
             return replace(self._baseline, trial_index=wanted.index)
@@ -65,7 +65,7 @@ class MinimizeItem(GeneratedFunction):
     spec: TrialSpec
 
     def runtest(self) -> None:
-        """Run the trials that the search asks for, and report each wave as it ends: all may take hours."""
+        """Run the trials of the search; report each wave when it ends, since the search may take hours."""
         __tracebackhide__ = True
         run = run_of(self.config)
         selection = run.selection
@@ -136,7 +136,7 @@ def wholes_of(plan: Plan, selection: Selection) -> list[TrialSpec]:
 
 
 def minimize_items(plan: Plan, run: SessionRun, module_of: ModuleOf) -> Iterator[MinimizeItem]:
-    """The items of a plan that has two cells per workload and environment: baseline and whole set."""
+    """The items of a plan with two cells per workload and environment: baseline and whole set."""
     baselines = {
         (spec.workload.name, spec.environment.name): spec
         for spec in plan.trials

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from pytest_aorta.plugin.run import SessionRun
     from pytest_aorta.triage.verdicts import Row, Table
 
-#: Switches that are of one run.
+#: Switches that the next command does not repeat.
 _SWITCHES = ("--aorta-resume", "--lf", "--last-failed")
 
-#: Trials after which a fault that has not been seen is no longer looked for, and how long.
+#: Most trials, and longest time, of a search for a fault that was not seen.
 _MANY, _LONG = 10_000, "1h"
 
 
@@ -79,7 +79,7 @@ def next_steps(run: SessionRun, table: Table, stopped: str | None) -> Iterator[s
 
 
 def _more(run: SessionRun, undecided: Sequence[Row], table: Table) -> int:
-    """About how many more trials would decide; as many again, where nothing says it."""
+    """Estimate how many more trials would decide; without an estimate, as many as there were."""
     known = [row.verdict.more_trials for row in undecided if row.verdict.more_trials is not None]
     if known and not any(row.verdict.reason == NOT_CONFIRMED for row in undecided):
         return max(known)
@@ -106,7 +106,7 @@ def _stop(run: SessionRun) -> str:
 
 
 def _line(run: SessionRun, more: Sequence[str]) -> str:
-    """The command line of this run, with other options."""
+    """The command line of this run, with further options."""
     kept, words = [], list(map(str, run.config.invocation_params.args))
     while words:
         word = words.pop(0)
@@ -120,7 +120,7 @@ def _line(run: SessionRun, more: Sequence[str]) -> str:
 
 
 def _minimize(run: SessionRun, names: str) -> str:
-    """The baseline is a set without variables, and the numbers of trials are found by the search."""
+    """The command that minimizes a set, without options that the search chooses itself."""
     kept, words = [], list(map(str, run.config.invocation_params.args))
     while words:
         word = words.pop(0)

@@ -159,8 +159,8 @@ class RunTrial:
     """The fixture ``aorta_run``.
 
     Attributes:
-        environment, mitigations, index: of the trial that the test runs for, if its marker asks for trials; the
-            defaults of a call.
+        environment, mitigations, index: defaults of a call: those of the trial for which a marked test runs, else
+            ``local``, ``none`` and 0.
     """
 
     def __init__(self, item: pytest.Item, extra_env: Mapping[str, str], trial: TrialSpec | None = None) -> None:
@@ -262,9 +262,9 @@ class RunTrial:
         """Run one trial, wait for its end, and have its record reported; return the record and the trial's paths.
 
         Args:
-            options: as the test has given them, for the table.
+            options: the options of the call as a text, for the table.
             extra_env: variables that the test has given.
-            timeout: in seconds; it comes before all other deadlines.
+            timeout: deadline in seconds, in place of all other deadlines.
             anew: run the trial although ``--aorta-resume`` has a result.
         """
         __tracebackhide__ = True  # pytest would show the variables

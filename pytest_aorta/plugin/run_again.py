@@ -1,5 +1,5 @@
-"""Trials that are run again: the items of ``--aorta-replay``; at the end of a run, those that have failed, or one that
-differs from others, to find the operator that makes the difference."""
+"""Replays: the items of ``--aorta-replay``; and, at the end of a run, failed trials with collectors, or trials that
+differ, to find the operator that makes the difference."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def replay_items(run: SessionRun, module_of: ModuleOf) -> Iterator[ReplayItem]:
 
 
 class ReplayItem(TrialItem):
-    """A trial that is run again. What its fixtures say of variables does not count: the record has them all."""
+    """Runs a recorded trial again. Its variables come from the record, and not from fixtures."""
 
     replay: Replay
 
@@ -95,7 +95,7 @@ class ReplayItem(TrialItem):
 def _runner_like(
     run: SessionRun, spec: TrialSpec, plans: Iterable[Plan], on_start: Callable[[SlotTrial, TrialPaths], object]
 ) -> TrialRunner:
-    """On the resources, and with the limits, that a trial had."""
+    """A runner with the resources and limits of a trial."""
     limits, resources = spec.limits, spec.resources
     selection = replace(run.selection, execution=spec.execution, limits=limits, resources=resources, resume=False)
     before_use = partial(end_in_order_when_terminated, run.config)
@@ -110,21 +110,21 @@ def _shared(spec: TrialSpec) -> Hashable:
 
 
 class Reruns:
-    """Trials of a run that has come to its end, run again from their records."""
+    """Runs trials of a finished run again, from their records."""
 
     def __init__(self, run: SessionRun, plans: Iterable[Plan]) -> None:
         self.run = run
-        #: Of the run's trials: they have the secrets that records do not have.
+        #: The trials of the run, which have the secrets that records lack.
         self._specs = {
             (spec.workload.name, spec.cell, spec.trial_index): spec for plan in plans for spec in plan.trials
         }
         self._runners: dict[Hashable, TrialRunner] = {}
-        #: How many replays each file has; and how many trials were run again to look at a place in them.
+        #: Number of replays of each file; and number of replays that looked at a place.
         self._files: Counter[PurePosixPath] = Counter()
         self._looks = 0
 
     def replay(self, facts: TrialFacts, collect: tuple[str, ...], folder: str = "") -> Replay:
-        """The replay of a trial with other collectors; ``folder``: below that of replays. Raises ``ReplayError``."""
+        """Make the replay of a trial with other collectors, in a ``folder`` of replays. Raises ``ReplayError``."""
         if self.run.runner.store.number is not None:
             raise ReplayError("several processes run each trial together")
         file, selection = self.run.results / facts.file, self.run.selection
@@ -137,7 +137,7 @@ class Reruns:
         return replace(replay, number=self._files[replay.paths.file])
 
     def results(self, replays: Iterable[Replay]) -> Iterator[tuple[Replay, TrialResult]]:
-        """Run the trials, as many at a time as they had slots, and write their records; in the order given."""
+        """Run replays, as many at a time as they had slots, and write their records; yield these in the same order."""
         started: list[tuple[Replay, RunningTrial]] = []
         try:
             for replay in replays:
@@ -162,7 +162,7 @@ class Reruns:
         return self._runners[shared]
 
     def at_place(self, traced: Traced, at: Mapping[str, Any]) -> Path:
-        """Run a trial again, with operators recorded at a place; the folder of what it has recorded."""
+        """Run a trial again and record its operators at a place; return the folder of the recording."""
         results = self.run.results
         self._looks += 1
         file = (results / REPLAY / "divergence" / f"at_{self._looks}.json").absolute()
@@ -184,8 +184,10 @@ class Reruns:
 
 
 def observed_again(run: SessionRun, plans: Iterable[Plan], triage: Triage, table: Table, *, may_run: bool) -> Table:
-    """The table with what collectors ask for when all trials are over: replays of those that failed, or of one that
-    differs. ``may_run``: whether trials may be run again."""
+    """Add to the table what collectors ask for after the last trial: replays of failed or of differing trials.
+
+    ``may_run``: whether trials may be run again.
+    """
     again = Reruns(run, plans)
     problems: list[str] = []
     try:
@@ -213,7 +215,7 @@ def observed_again(run: SessionRun, plans: Iterable[Plan], triage: Triage, table
 def _replay_failures(
     again: Reruns, triage: Triage, replayed: dict[CellKey, list[Replayed]], problems: list[str]
 ) -> None:
-    """Each failed trial beside its replay with collectors, by its cell, or why there is none."""
+    """Replay failed trials with collectors; add trial and replay to ``replayed``, or the reason to ``problems``."""
     replays: list[Replay] = []
     failed: list[TrialFacts] = []
     for facts in (facts for cell in triage.cells for facts in cell.finished if facts.is_failure):
@@ -231,8 +233,10 @@ def _replay_failures(
 
 
 def _compare(again: Reruns, triage: Triage, differing: list[dict[str, Any]], *, may_run: bool) -> None:
-    """Which trials differ, with sentences; and where cells differ first, once within a cell and once between two, the
-    operator that makes the difference."""
+    """Add the trials that differ to ``differing``, with sentences.
+
+    Find the operator that makes the first difference, once within a cell and once between two.
+    """
     run = again.run
     trials = int(load(run.selection.collect, run.registry)["divergence"].given["zoom"])
     cells = [(cell.key, cell.finished) for cell in triage.cells]

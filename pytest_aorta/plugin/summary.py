@@ -1,4 +1,4 @@
-"""What pytest's terminal shows of trials: the header, the table of cells with their verdicts, and what else to know."""
+"""The terminal's view of trials: the header, the table of cells with verdicts, and the lines below it."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ if TYPE_CHECKING:
 
     from pytest_aorta.plugin.run import FinishedTrial, SessionRun
 
-#: Differences shown, the trial file has all; and names of commands.
+#: Most differences of a replay that are shown; and most names of commands.
 _MOST = 12
 
-#: Columns of a terminal that is narrower, or none, as pytest has it.
+#: Least columns of the table, also for a narrower terminal.
 _NARROWEST = 80
 
-#: Reasons that are shown for a result that was not kept.
+#: Most reasons that are shown why earlier results were not kept.
 _MOST_REASONS = 6
 
-#: Phases that begin once the ranks of a trial run; trials, and the share of their time, that say something of imports.
+#: Phases in which ranks run; least trials, and least share of their time, for a line about imports.
 _OF_A_TRIAL, _FEWEST, _SHARE = ("setup", "run", "cleanup", "exit"), 2, 0.25
 
-#: Different warnings that the summary shows; all are in the trial files.
+#: Most warnings that the summary shows; the trial files have all.
 _WARNINGS = 20
 
 
 @dataclass
 class CellSummary:
     trials: int = 0
-    #: How many trials are ok only because their ranks were started again.
+    #: Trials that are ok only because their ranks were restarted.
     restarted: int = 0
-    #: How many trials did not run in their environment, and what the first of them has found.
+    #: Trials that did not run in their environment; and what the first one saw instead.
     elsewhere: int = 0
     found_there: str = ""
-    #: How many trials could run at a time, of how many trials.
+    #: Number of slots to number of trials that ran with so many.
     at_a_time: Counter[int] = field(default_factory=Counter)
-    #: How many trials are ok whose process ended badly, and what the first of these has.
+    #: Trials that are ok although their process ended badly; and the message of the first one.
     bad_ends: int = 0
     bad_end: str = ""
-    #: How its trials were started, and why, as the last one has it.
+    #: How the last trial was started, and why.
     how_started: str = ""
-    #: Of trials whose ranks are forks: the seconds of their imports by module, and of all their phases.
+    #: For each trial whose ranks are forks: seconds of imports by module, and seconds of all phases.
     imports: list[tuple[dict[str, float], float]] = field(default_factory=list)
-    #: How many trials have each.
+    #: Warning to number of trials that have it.
     warnings: Counter[str] = field(default_factory=Counter)
 
 
@@ -73,16 +73,16 @@ class TerminalSummary:
         self._cells: dict[CellKey, CellSummary] = {}
         #: Earlier records that were removed from the history.
         self.pruned = 0
-        #: How many trials had a result already.
+        #: Number of trials that had a result already.
         self._resumed = 0
         self._replays: list[str] = []
-        #: How the repeats of trials have ended.
+        #: Exit status to number of repeats of trials.
         self._repeats: Counter[str] = Counter()
-        #: Why other earlier results were not kept, and how many.
+        #: Reason to number of earlier results that were not kept.
         self._not_kept: Counter[str] = Counter()
-        #: Of trials that run beside others, on how many each thing was imposed.
+        #: What was imposed on trials that ran side by side, with the number of these trials.
         self._imposed: Counter[str] = Counter()
-        #: Of the trial with most threads for a core: that, what runs it, how many at a time; ranks, threads, cores.
+        #: The trial with most threads per core: this ratio, what runs it, how many at a time; ranks, threads, cores.
         self._crowd: tuple[float, str, int, int, int, int] | None = None
 
     def add(self, trial: FinishedTrial, key: CellKey) -> None:
@@ -157,7 +157,7 @@ class TerminalSummary:
         terminal.write_line(f"results: {_shown(run)}")
 
     def _lines(self, table: Table) -> Iterator[tuple[str, str]]:
-        """What is below the table, with its colours: of the table, of each cell, of all trials."""
+        """Lines below the table, each with its colour: about the table, about each cell, about all trials."""
         from pytest_aorta.triage.starts import where_it_starts
 
         for line in where_it_starts(table):
@@ -227,7 +227,7 @@ class TerminalSummary:
 
 
 def preload_lines(cells: Iterable[CellSummary], preload: str | tuple[str, ...]) -> Iterator[str]:
-    """Which imports take more than a quarter of a trial, in forks of a process that could have imported them once."""
+    """Lines on imports that take more than a quarter of a trial, and that ``--aorta-preload`` would do once."""
     trials = [each for cell in cells for each in cell.imports]
     if len(trials) < _FEWEST or preload == "none":
         return
@@ -275,7 +275,7 @@ def understood(result: Mapping[str, Any]) -> str:
 
 
 def header(run: SessionRun) -> list[str]:
-    """The plan in a line, how commands are started, what so many trials can show, and what part of all is run."""
+    """Lines on the plan, the start of commands, what so many trials can show, and the shard."""
     selection, lines = run.selection, list[str]()
     if run.chosen is not None and run.replays:
         lines.append(f"{counted(len(run.replays), 'replay')}, results in {_shown(run)}")
@@ -337,16 +337,16 @@ def _shown(run: SessionRun, path: Path | None = None) -> Path:
 
 # The table, in the width of the terminal
 
-#: Cells that are shown one by one: of more, those that say most.
+#: Most cells that are shown one by one: the most telling ones.
 MOST_CELLS = 40
 
-#: Of more cells, a way to fail is only shown where it is new.
+#: With more cells than this, each way to fail is shown only once.
 _FEW_CELLS = 12
 
-#: Operators that are shown of a cell.
+#: Most operators that are shown per cell.
 _MOST_OPERATORS = 3
 
-#: Ways to fail that are shown of a cell.
+#: Most ways to fail that are shown per cell.
 _MOST_WAYS = 4
 
 _GAP = "  "
@@ -373,7 +373,7 @@ _COLOURS: Mapping[VerdictKind, str] = {
 
 
 class Piece(NamedTuple):
-    """A part of a line; ``colour`` is a name that pytest's terminal writer knows, or empty."""
+    """A part of a line; ``colour``: a name of pytest's terminal writer, or empty."""
 
     text: str
     colour: str = ""
@@ -383,7 +383,7 @@ Line = tuple[Piece, ...]
 
 
 def table_lines(table: Table, width: int) -> list[Line]:
-    """The table, what belongs to each cell below it, and what it comes to; no line is wider than ``width``."""
+    """Lines of the table, of further facts below each cell, and of the conclusion; none is wider than ``width``."""
     rows = shown = [row for row in table.rows if row.cell.total]
     if len(rows) > MOST_CELLS:
         importance = list(MEANINGS)
@@ -440,7 +440,7 @@ def table_lines(table: Table, width: int) -> list[Line]:
 
 
 def shortened(text: str, width: int) -> str:
-    """A text on one line that fits; of a longer one, the middle is left out."""
+    """A text on one line; if it is wider than ``width``, without its middle."""
     indent = " " * (len(text) - len(text.lstrip(" ")))
     text = indent + one_line(text)
     if terminal_width(text) <= width:
@@ -458,15 +458,15 @@ def shortened(text: str, width: int) -> str:
     return f"{text[:left]}...{text[right:]}"
 
 
-#: Of a table, a name that is longer than this part of its width is shortened by what all cells share.
+#: A name longer than this share of the table's width loses what all cells have in common.
 _LONG_NAME = 0.3
 
 
 def _shared(cells: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
-    """Names of cells, of their environments and mitigations, without what all share.
+    """Names of cells without what all their environments and mitigations have in common.
 
-    That is the environment, and the beginning of the names of variables: ``none``, ``FAST_ATTN=0 FUSED_ADAM=0`` of
-    ``local-none``, ``local-MYLIB_FAST_ATTN=0+MYLIB_FUSED_ADAM=0``.
+    This may be the environment, and a prefix of all variables: ``local-none`` and
+    ``local-MYLIB_FAST_ATTN=0+MYLIB_FUSED_ADAM=0`` become ``none`` and ``FAST_ATTN=0 FUSED_ADAM=0``.
     """
     names = {name.partition("=")[0] for _, mitigations in cells for name in mitigations if "=" in name}
     words = [name.split("_")[:-1] for name in names]
@@ -480,9 +480,9 @@ def _shared(cells: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
 
 
 def _names(rows: Sequence[Row], width: int) -> dict[CellKey, tuple[str, str]]:
-    """What is written for each cell: a heading and an indented name, or no heading and all in one name.
+    """Heading and name of each cell: a heading and an indented name, or an empty heading and all in one name.
 
-    Long names are shortened. Cells that differ in what is not shown, such as values of variables, are numbered.
+    Long names are shortened. Cells with equal names, which differ for instance in values of variables, are numbered.
     """
     cells = [row.cell for row in rows]
     labels_of = {cell.key: cell.key.cell for cell in cells}
@@ -523,7 +523,7 @@ def _row(
 
 
 def _notes(row: Row, has_long_verdicts: bool, has_speeds: bool, seen: set[str]) -> Iterator[Piece]:
-    """What belongs to a cell and has no column. ``seen``: ways to fail that need no further line."""
+    """Lines on a cell for facts without a column. ``seen``: ways to fail that need no further line."""
     verdict = row.verdict
     if verdict.reason and row.has_verdict:
         yield Piece(f"{verdict.kind}: {verdict.reason}", _COLOURS[verdict.kind])
@@ -566,7 +566,7 @@ def _ways(row: Row, seen: set[str]) -> Iterable[Piece]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines at most so wide; a word that is wider is shortened."""
+    """Break lines at ``width``; shorten wider words."""
     lines = [""]
     for word in one_line(text).split():
         word = shortened(word, width)

@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 
 
 def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> list[tuple[str, str]]:
-    """Set the exit status of a run that has come to its end by its gates, which decide together; what to print of them,
-    each line with its colour, with ``-q`` only of those that do not hold."""
+    """Set the exit status of a finished run by its gates, which must all hold; return lines to print, with colours.
+
+    With ``-q``, only gates that do not hold have a line.
+    """
     from pytest_aorta.triage.gates import problems_of
 
     begun = [writer for writer in writers if writer.gates and any(cell.trials for cell in writer.triage.cells)]
@@ -94,12 +96,12 @@ def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> li
     return lines
 
 
-#: Shortest time between two writes in seconds; and how many times as long as the last one took.
+#: Least seconds between two writes; and the least multiple of the last write's duration.
 _SHORTEST, _TIMES = 0.5, 99
 
 
 class MatrixWriter:
-    """matrix.json and matrix.md in a ``folder`` of the results: written again while trials go on, and at the end.
+    """Writes matrix.json and matrix.md in a ``folder`` of the results, repeatedly while trials run, and at the end.
 
     ``plans`` are those of the run; more may be added. ``clock`` gives seconds.
     """
@@ -119,9 +121,9 @@ class MatrixWriter:
         self._clock = clock
         self._has_written = False
         self._started_at = utc_now()
-        #: When it is written next; the first trial's end starts the clock.
+        #: Time of the next write; the end of the first trial starts the clock.
         self._next: float | None = None
-        #: Why the files could not be written, the last time.
+        #: Why the last write failed.
         self.error: str | None = None
 
     def trial_is_over(self) -> None:
@@ -138,7 +140,7 @@ class MatrixWriter:
         self._next = ended + max(_SHORTEST, _TIMES * (ended - begun))
 
     def finish(self, table: Table, interrupted: str | None) -> None:
-        """Write for the last time; ``interrupted`` is what has ended the run before its time."""
+        """Write for the last time; ``interrupted``: what ended the run early."""
         text = self._write(table, complete=interrupted is None, interrupted=interrupted)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             try:
@@ -169,7 +171,7 @@ class MatrixWriter:
         return text
 
     def _make_room(self) -> None:
-        """Move the matrix of an earlier run to the history, where this one has moved trials."""
+        """Move the matrix of an earlier run to the history, if this run has moved trials there."""
         moved = self._store.results / HISTORY / self._store.stamp
         for name in (MATRIX_JSON, MATRIX_MD):
             for temporary in self._folder.glob(f".{name}.*.tmp"):
@@ -190,7 +192,7 @@ class TrialWriter:
         self.run = run
         self.store = run.runner.store
         self.summary = TerminalSummary(run)
-        #: Those of this process, and those of files that only xdist's workers have made.
+        #: The plans of this process, and plans of files that only xdist workers have collected.
         self.plans = list(run.runner.plans)
         settings = run.selection.triage
         if run.selection.resume and EarlierMatrix(run.results).was_looked_at(planned_trials(self.plans)):
@@ -204,29 +206,29 @@ class TrialWriter:
         #: How many failed reports the items of trials have, which by themselves make the run no failure, by workload
         #: and id of the trial.
         self.failed: Counter[tuple[str, str]] = Counter()
-        #: Lines for the summary, of items that conclude from several trials.
+        #: Lines for the summary from items that run several trials.
         self.notes: list[str] = []
-        #: How many trials were skipped because their cells were decided.
+        #: Number of trials that were skipped because their cells were decided.
         self.skipped = 0
-        #: Collectors of xdist's workers whose trials were looked for, by their node ids.
+        #: Node ids of collectors of xdist workers whose plans were made here.
         self._looked_for: set[str] = set()
         self._declare(self.plans)
         folder = self.store.results / REPLAY if run.replays else self.store.results
         self.matrix = MatrixWriter(self.triage, self.store, folder, self.plans)
-        #: Commands whose first trial is over.
+        #: Commands whose first trial has ended.
         self._understood: set[str] = set()
-        #: As it is shown at the end; and what has ended the run before its time.
+        #: The table at the end; and what ended the run early.
         self.table: Table | None = None
         self._stopped: str | None = None
-        #: How the trials of items have failed, by node id.
+        #: How the trial of each item failed, by node id.
         self.alike: dict[str, FailedAlike] = {}
-        #: What could not be written, and why.
+        #: Messages on what could not be written.
         self.errors: list[str] = []
-        #: Trials that may have been ended with the whole run, and when that was, by ``time.monotonic()``.
+        #: Trials that may have been killed with the whole run, with the time of ``time.monotonic()``.
         self._doubtful: list[tuple[float, FinishedTrial]] = []
 
     def _declare(self, plans: Iterable[Plan]) -> None:
-        """Cells are shown in the order of the plan, whichever has the first trial."""
+        """Declare all cells in the order of the plan, which is the order of the table."""
         for plan in plans:
             for spec in plan.trials:
                 self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
@@ -256,15 +258,15 @@ class TrialWriter:
             self.failed[str(properties["aorta_workload"]), str(properties["aorta_trial_id"])] += 1
 
     def write(self, trial: FinishedTrial) -> TrialFacts:
-        """Write one trial; one that cannot be written is kept elsewhere, and the run goes on."""
+        """Write one trial; if that fails, keep it elsewhere, and go on."""
         self._settle()
         return self._write(trial)
 
     def _settle(self, *, at_end: bool = False) -> None:
-        """Find out whether what has ended trials was the end of the run.
+        """Find out whether the end of the whole run killed trials that failed by a signal.
 
-        Then pytest gets the signal as well, within the time that its sender leaves to processes; else, the trials have
-        failed by themselves. Those of a recipe's job that ended just before pytest are settled with the job.
+        If so, pytest gets the signal as well, within the notice that batch systems give; if not, the trials failed by
+        themselves. Trials of a recipe's job that ended just before pytest are settled with the job.
         """
         doubtful, self._doubtful = self._doubtful, []
         if not doubtful:
@@ -337,7 +339,7 @@ class TrialWriter:
         return facts
 
     def _decide(self, *new: TrialFacts) -> None:
-        """Take in trials that are over, in this job and in others, and look which cells need no more."""
+        """Count finished trials of this job and of others, and find cells that need no more."""
         all_facts = list(new)
         for spec, facts in self.run.others() if self.run.others is not None else ():
             # Also of those that still run: what comes after them has to wait.
@@ -359,7 +361,7 @@ class TrialWriter:
             self.skipped += report.longrepr[2].removeprefix("Skipped: ") in self.decisions.stopped.values()
 
     def select(self, nodeids: Iterable[str]) -> None:
-        """Only the cells of these items have trials in this run, and are compared; in a job, those of all jobs."""
+        """Compare only cells that have items in this run; in a job, cells of all jobs."""
         if self.run.others is not None:
             self._decide()
         else:
@@ -369,7 +371,7 @@ class TrialWriter:
             self.triage.keep(kept)
 
     def write_lost(self, nodeid: str, why: str) -> tuple[TrialSpec, TrialPaths] | None:
-        """Record an item whose process died before it could report; its trial, ``None`` where it is none."""
+        """Record a trial whose process died before it reported; return the trial, or ``None`` if the item has none."""
         trial = self.find(nodeid)
         if trial is None:
             return None
@@ -392,7 +394,7 @@ class TrialWriter:
         return spec, paths_of(spec)
 
     def _look_for_trials(self, base: str) -> None:
-        """In a controller: make the plan of a collector, of whose items the workers know, again."""
+        """On the xdist controller, rebuild a plan that only the workers have collected."""
         if base in self._looked_for:
             return
         self._looked_for.add(base)
@@ -411,10 +413,10 @@ class TrialWriter:
         run.trials.update({f"{base}::{run.shown_name(spec)}": (spec, plan.paths) for spec in plan.trials})
 
     def finish(self, unfinished: Iterable[str], stopped: str | None = None) -> None:
-        """Write what no report has brought, retire what a complete run no longer holds, and conclude.
+        """Write unreported trials, retire trials that a complete run no longer holds, and conclude.
 
-        ``unfinished``: node ids of items that have begun only. ``stopped``: what has ended the run before its time, so
-        that its length may depend on what was seen.
+        ``unfinished``: node ids of items without a last report. ``stopped``: what ended the run early; then its length
+        may depend on the outcomes.
         """
         for trial in list(self.run.unreported):
             self.write(trial)
@@ -447,7 +449,7 @@ class TrialWriter:
         return iter(()) if self.table is None else next_steps(self.run, self.table, self._stopped)
 
     def stopping_lines(self) -> Iterator[str]:
-        """For each option that may have ended trials, what it has done."""
+        """A line for each option that may have ended trials, on what it has ended."""
         selection = self.run.selection
         of = "" if self.run.action is None else f"{self.run.action}: "
         if selection.stop.failures is not None and self.decisions is not None and not selection.stop.decided:
