@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pytest_aorta._version import __version__ as __version__
     from pytest_aorta.api import RunRequest as RunRequest
     from pytest_aorta.api import run_trials as run_trials
-    from pytest_aorta.plugin.ordinary_tests import TorchrunResult as TorchrunResult
+    from pytest_aorta.plugin.torchrun_fixture import TorchrunResult as TorchrunResult
     from pytest_aorta.probe.collect import EnvSnapshot as EnvSnapshot
     from pytest_aorta.probe.collect import collect_env as collect_env
     from pytest_aorta.settings import RequestError as RequestError
@@ -33,7 +33,7 @@ _HOMES = {
     "RequestError": "settings",
     "Resources": "trials.execution",
     "RunRequest": "api",
-    "TorchrunResult": "plugin.ordinary_tests",
+    "TorchrunResult": "plugin.torchrun_fixture",
     "TrialResult": "trials.result",
     "Workload": "trials.workload",
     "WorkloadResult": "trials.workload",

@@ -125,7 +125,7 @@ def _readers(kind: type[Any]) -> dict[str, valid.Reader]:
 
 def _group(field: str, kind: type[Group], given: object) -> Group:
     if not isinstance(given, kind):
-        raise RequestError(f"RunRequest.{field}: {valid.shown(given)} is not valid; expected {kind.__name__}(...)")
+        raise RequestError(f"RunRequest.{field}: {valid.quoted(given)} is not valid; expected {kind.__name__}(...)")
     changes = {
         name: valid.taken(read, getattr(given, name), f"{kind.__name__}.{name}")
         for name, read in _readers(kind).items()

@@ -1,4 +1,4 @@
-"""All settings of a run: each is declared once, with its name, default, what it takes, and one sentence of help.
+"""All settings of a run, each declared once with name, default, reader, and one sentence of help.
 
 The option of pytest, its twins in an ini file and in the environment, the fields of ``RunRequest`` and the table in
 ``docs/options.md`` follow from ``SETTINGS``.
@@ -27,44 +27,44 @@ Reader = Callable[[Any], Any]
 #: Longest text of a bad value in a message.
 _SHOWN = 200
 
-#: More digits than anything can be counted in; of some thousand, Python refuses to make a number.
+#: Most digits of a number: Python refuses to read some thousand.
 _DIGITS = 18
 
-#: As many earlier runs of a workload as there are.
+#: Value of ``history`` for all earlier runs.
 UNBOUNDED = sys.maxsize
 
 #: The most trials of a cell that ``auto`` comes to.
 MOST_OF_AUTO = 500
 
-#: Trials of each cell where a decision is to end them, and no number was given.
+#: Most trials of each cell if a decision ends them, and no number is given.
 TRIALS_UNTIL_DECIDED = 200
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _MODULE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 
-#: A separator between variables may also be a part of a value; this has to follow it.
+#: Follows a separator between variables; otherwise the separator belongs to a value.
 NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
 
-#: Variables, as they are typed.
+#: The expected form of variables, for messages.
 PAIRS = "NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores"
 
 
 class OptionError(RequestError):
-    """A value that an option cannot take; the message names value, source and what would be valid."""
+    """A wrong value of an option; the message names value, source and valid values."""
 
 
 def taken(read: Reader, value: Any, source: str) -> Any:
-    """What a reader makes of a value; ``RequestError`` with the ``source``, the value and what would be valid."""
+    """Read a value; raise ``RequestError`` with the ``source``, the value and valid values if it is wrong."""
     __tracebackhide__ = True  # pytest would show the arguments
     try:
         return read(value)
     except RequestError:
         raise
     except ValueError as error:
-        raise RequestError(f"{source}: {shown(value)} is not valid; expected {error}") from None
+        raise RequestError(f"{source}: {quoted(value)} is not valid; expected {error}") from None
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -131,10 +131,10 @@ _DURATION = "".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms")
 
 def duration(value: Any) -> float:
     """Seconds; not a number where it is none."""
-    found = re.fullmatch(_DURATION, value.strip(), re.ASCII) if isinstance(value, str) else None
-    if found is None or not any(found.groups()):
+    match = re.fullmatch(_DURATION, value.strip(), re.ASCII) if isinstance(value, str) else None
+    if match is None or not any(match.groups()):
         return number_of(value)
-    return sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
+    return sum(float(part or 0) * unit for part, unit in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
 
 
 def seconds(value: Any) -> float:
@@ -155,8 +155,8 @@ def share(value: Any) -> float:
 def size(value: Any) -> int:
     if isinstance(value, str):
         # ASCII, because without regard to case the Kelvin sign is a K, and then again none.
-        found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
-        number = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else None
+        match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
+        number = int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")) if match else None
     else:
         number = _integer(value, 1)
     if number is None or not 0 < number < 2**63:  # what the system can count
@@ -193,29 +193,29 @@ def devices(value: Any) -> tuple[int, ...]:
         ids = [_integer(each, 0) for each in value]
         text = ("," if None in ids else ",".join(map(str, ids))) or "none"
     try:
-        found: tuple[int, ...] = import_module("pytest_aorta.runtime.resources.devices").parse_devices(
+        devices: tuple[int, ...] = import_module("pytest_aorta.runtime.resources.devices").parse_devices(
             text if isinstance(text, str) else ""
         )
     except ValueError:
         raise ValueError("a list such as 0-3 or 0,2-4, or none") from None
-    return found
+    return devices
 
 
 def shard(value: str) -> tuple[int, int]:
     """Part I of N, from 1."""
     number, slash, count = value.strip().partition("/")
-    found = (_integer(number, 1), _integer(count, 1))
-    if not slash or found[0] is None or found[1] is None or found[0] > found[1]:
+    shard = (_integer(number, 1), _integer(count, 1))
+    if not slash or shard[0] is None or shard[1] is None or shard[0] > shard[1]:
         raise ValueError("I/N with I from 1 to N, such as 2/4")
-    return found[0], found[1]
+    return shard[0], shard[1]
 
 
 def switch(value: Any) -> bool:
     words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    found = value if isinstance(value, bool) else words.get(value.strip().lower()) if isinstance(value, str) else None
-    if found is None:
+    switch = value if isinstance(value, bool) else words.get(value.strip().lower()) if isinstance(value, str) else None
+    if switch is None:
         raise ValueError("true or false")
-    return found
+    return switch
 
 
 def name(value: Any) -> str:
@@ -232,22 +232,22 @@ def names(value: Any) -> tuple[str, ...]:
 
 
 def lines(value: Any) -> frozenset[str]:
-    """Names, which may have any character but a newline."""
+    """Split names at newlines; they may have any other character."""
     return frozenset(str(value).split("\n"))
 
 
 def mitigation_set(value: Any) -> tuple[str, ...]:
-    """Names and ``NAME=VALUE``. After a pair, what is neither belongs to its value: ``A=1,2,tf32_off``."""
-    found: list[str] = []
+    """Names and ``NAME=VALUE``. Text after a pair that is neither belongs to its value: ``A=1,2,tf32_off``."""
+    pairs: list[str] = []
     for each in names(value):
-        if found and "=" in found[-1] and isinstance(value, str) and not re.match(r"[A-Za-z_][\w.-]*(=|\Z)", each):
-            found[-1] += f",{each}"
+        if pairs and "=" in pairs[-1] and isinstance(value, str) and not re.match(r"[A-Za-z_][\w.-]*(=|\Z)", each):
+            pairs[-1] += f",{each}"
         else:
-            found.append(each)
-    return tuple(found)
+            pairs.append(each)
+    return tuple(pairs)
 
 
-#: How the name of a mitigation begins that is an option of the workload: ``config.lr=0.1``.
+#: Prefix of a mitigation that sets an option of the workload: ``config.lr=0.1``.
 OPTION = "config."
 
 #: What stands for collectors where a variable may stand.
@@ -260,9 +260,9 @@ def variations(value: Any) -> tuple[tuple[str, ...], ...]:
     A mitigation set for each value.
     """
     key, equals, values = value.partition("=") if isinstance(value, str) else ("", "", "")
-    if not equals or not is_variable(key.removeprefix(OPTION), values) or len(found := values.split(",")) < 2:
+    if not equals or not is_variable(key.removeprefix(OPTION), values) or len(values_given := values.split(",")) < 2:
         raise ValueError("a variable and at least two values for it, such as OMP_NUM_THREADS=1,2,4")
-    return tuple((f"{key}={value}",) for value in found)
+    return tuple((f"{key}={value}",) for value in values_given)
 
 
 def folder(value: Any) -> Path:
@@ -285,25 +285,25 @@ def preload(value: Any) -> str | tuple[str, ...]:
     """``auto``, ``none``, or names of modules."""
     expected = "auto, none, or names of modules separated by commas, such as torch,numpy"
     try:
-        found = names(value)
+        modules = names(value)
     except ValueError:
         raise ValueError(expected) from None
-    if isinstance(value, str) and found[0] in ("auto", "none") and len(found) == 1:
-        return found[0]
-    if not all(re.fullmatch(_MODULE, name) for name in found) or {"auto", "none"} & {*found}:
+    if isinstance(value, str) and modules[0] in ("auto", "none") and len(modules) == 1:
+        return modules[0]
+    if not all(re.fullmatch(_MODULE, name) for name in modules) or {"auto", "none"} & {*modules}:
         raise ValueError(expected)
-    return found
+    return modules
 
 
 def pairs(text: str) -> dict[str, str]:
     """``K=V[,K=V]``; a comma starts a new pair only before ``NAME=``, so values may hold commas."""
-    found = {}
+    options_given = {}
     for part in re.split(f",{NEXT_PAIR}", text):
         key, equals, value = part.partition("=")
         if not equals or not is_variable(key, value):
             raise ValueError(PAIRS)
-        found[key] = value
-    return found
+        options_given[key] = value
+    return options_given
 
 
 def is_variable(key: str, value: str) -> bool:
@@ -311,7 +311,7 @@ def is_variable(key: str, value: str) -> bool:
 
 
 def shown_pairs(text: str) -> str:
-    """What may be repeated of a text that is no ``K=V[,K=V]``: the wrong name, for all else may be a secret."""
+    """A wrong ``K=V[,K=V]`` for a message: only the wrong name, since the rest may be a secret."""
     parts = [part.partition("=") for part in re.split(f",{NEXT_PAIR}", text)]
     key, equals, value = next((part for part in parts if not re.fullmatch(_VARIABLE, part[0]) or not part[1]), parts[0])
     if not equals:
@@ -321,7 +321,7 @@ def shown_pairs(text: str) -> str:
 
 
 def shown_command(text: str) -> str:
-    """What may be repeated of a text that is no command: not the values of variables, which may be secrets."""
+    """A wrong command for a message, without values of variables, which may be secrets."""
     return repr(re.sub(r"\b([A-Za-z_][A-Za-z0-9_]*=)\S*", r"\1...", text))
 
 
@@ -389,8 +389,8 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         from importlib import import_module
 
         module, _, function = self.reader.partition(":")
-        found: Reader = getattr(import_module(f"pytest_aorta.{module}"), function)
-        return found
+        reader: Reader = getattr(import_module(f"pytest_aorta.{module}"), function)
+        return reader
 
 
 _REGEX = "trials.output:checked_regex"

@@ -1,19 +1,20 @@
-"""From plans to pytest items, and which of them are run."""
+"""Turns plans into pytest items, and selects the items to run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_aorta.common.conditions import selected
-from pytest_aorta.plan import Plan, PlanError, planned
+from pytest_aorta.plan import Plan, PlanError, planned, trial_value
 from pytest_aorta.plugin import decisions_of_controller
 from pytest_aorta.plugin.options import is_typed
-from pytest_aorta.plugin.run import Run, run_of
+from pytest_aorta.plugin.run import SessionRun, run_of, trial_of_test
 from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, items_of, modules_below, place_of
 from pytest_aorta.plugin.workload_files import what_lacks, workload_facts
 from pytest_aorta.registry import RegistryError, WorkloadEntry
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 ROOT = "aorta"
 
 
-def choose(config: pytest.Config, run: Run, trials: Mapping[str, TrialSpec], root: str = ROOT) -> None:
-    """Find out which of these ``trials``, by name, are chosen; only they, and given paths, are collected.
+def choose(config: pytest.Config, run: SessionRun, trials: Mapping[str, TrialSpec], root: str = ROOT) -> None:
+    """Find the chosen ones of these ``trials``, by name; pytest collects only them and the given paths.
 
-    Those of the ini file stand in the project as its tests do: beside what pytest collects without arguments, and in
-    the folders that are given.
+    Trials of the ini file belong to the project as tests do: pytest collects them beside its test paths, and in given
+    folders.
     """
     decided = decisions_of_controller(config)
     paths: list[str] = []
@@ -64,11 +65,11 @@ def choose(config: pytest.Config, run: Run, trials: Mapping[str, TrialSpec], roo
 
 
 def _split_arguments(config: pytest.Config, trials: Mapping[str, TrialSpec], root: str) -> tuple[list[str], set[str]]:
-    """Command line arguments that are paths, and names of ``trials`` among them.
+    """Split the arguments of the command line into paths and names of ``trials``.
 
-    A trial may be named by ``NAME``, as ``::NAME``, by its node id ``root::NAME``, by that as pytest prints it in a
-    folder below the root directory (``../root::NAME``), and by the path of its item (``/folder/gemm.py::NAME``), which
-    is how IDEs do it. Without its brackets, a name stands for all trials of the workload.
+    A trial may be given as ``NAME``, ``::NAME``, its node id ``root::NAME``, its node id as pytest prints it below the
+    root directory (``../root::NAME``), or, by IDEs, with the path of its item (``/folder/gemm.py::NAME``). A name
+    without brackets stands for all trials of the workload.
     """
     by_workload: dict[str, list[str]] = {}
     for name in trials:
@@ -99,18 +100,18 @@ class SelectedTrials(pytest.Collector):
         if run.selection.replays:
             from pytest_aorta.plugin.run_again import replay_items
 
-            found: list[pytest.Item] = list(replay_items(run, module_of))
+            items_of_plan: list[pytest.Item] = list(replay_items(run, module_of))
         else:
-            found = _items(self, run.plan, module_of)
-        items = [item for item in found if not run.chosen or item.name in run.chosen]
+            items_of_plan = _items(self, run.plan, module_of)
+        items = [item for item in items_of_plan if not run.chosen or item.name in run.chosen]
         if not items:
-            names = ", ".join(item.name for item in found[:5])
+            names = ", ".join(item.name for item in items_of_plan[:5])
             raise self.CollectError(f"no trial has the given name; there are {names}, ...")
         return items
 
 
 class WorkloadFile(UnimportedModule):
-    """A Python file with Workload classes, given as a path. Its classes are found without importing it."""
+    """A Python file with Workload classes, given as a path. Finds its classes without importing it."""
 
     def collect(self) -> Iterable[pytest.Item]:
         if not workload_facts(self.path).workloads:
@@ -125,8 +126,8 @@ class WorkloadFile(UnimportedModule):
 
 
 def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
-    found, source = workload_facts(path).workloads, f"file:{path.name}"
-    return planned([WorkloadEntry(name, f"{path}:{cls}", source) for name, cls in found], selection, registry)
+    workloads, source = workload_facts(path).workloads, f"file:{path.name}"
+    return planned([WorkloadEntry(name, f"{path}:{cls}", source) for name, cls in workloads], selection, registry)
 
 
 def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list[pytest.Item]:
@@ -146,15 +147,20 @@ def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list
         raise collector.CollectError(str(error)) from None
 
 
-def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> pytest.Collector:
-    """The collector of what options ask for, in the directory that pytest was started in, so its conftest applies.
+def selected_trials(session: pytest.Session, collected: list[Any], run: SessionRun) -> pytest.Collector:
+    """The collector of trials that options ask for, below the directory in which pytest was started.
 
-    Fixtures of a conftest belong to the collector object of its directory (pytest 9.2), and become visible when that
-    is collected; so one that has been collected already must be found, and a new chain down to it be collected.
+    So the conftest files of this directory apply. Their fixtures belong to the collector object of the directory
+    (pytest 9.2) and appear when it is collected: use an object that was collected already, or collect new ones.
     """
     here, top = session.config.invocation_params.dir, session.config.rootpath
     below = [path for path in [here, *here.parents] if path == top or top in path.parents] or [top]
-    known = {node.path: node for found in collected for node in found.listchain() if isinstance(node, pytest.Directory)}
+    known = {
+        node.path: node
+        for parent_node in collected
+        for node in parent_node.listchain()
+        if isinstance(node, pytest.Directory)
+    }
     parent: Any = session
     for path in reversed(below):
         node = known.get(path)
@@ -169,8 +175,8 @@ def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> 
     return collector
 
 
-def select_items(config: pytest.Config, items: list[pytest.Item], run: Run) -> None:
-    """Deselect what other shards run, then what does not meet the conditions of ``--aorta-where``."""
+def select_items(config: pytest.Config, items: list[pytest.Item], run: SessionRun) -> None:
+    """Deselect items of other shards, then items that do not meet the conditions of ``--aorta-where``."""
     kept = list(items)
     if run.selection.shard is not None:
         number, count = run.selection.shard
@@ -182,8 +188,8 @@ def select_items(config: pytest.Config, items: list[pytest.Item], run: Run) -> N
         # Against all: whether an element exists does not depend on the shard.
         valued: list[tuple[pytest.Item, Callable[[], Json]]] = []
         for item in items:
-            if (call := getattr(item, "callspec", None)) is not None and "aorta_trial" in call.params:
-                valued.append((item, call.params["aorta_trial"].value))
+            if (trial := trial_of_test(item)) is not None:
+                valued.append((item, partial(trial_value, trial)))
             else:
                 valued += [(item, value) for value in getattr(item, "condition_values", list)()]
         fitting = {id(item) for item, _ in selected(valued, lambda it: it[1](), run.selection.where, "--aorta-where")}

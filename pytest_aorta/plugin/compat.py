@@ -22,15 +22,15 @@ from _pytest.fixtures import FuncFixtureInfo
 from _pytest.outcomes import Skipped
 from pluggy import HookRelay
 
-#: Columns that a printable text takes in a terminal: wide characters have two, combining ones none.
+#: Columns of a printable text in a terminal: wide characters take two, combining ones none.
 terminal_width = wcswidth
 
 
 def longrepr_of(text: str, path: str | os.PathLike[str], line: int | None, reason: str) -> ReprExceptionInfo:
-    """A text as what pytest's reports hold: shown as it is, the ``reason`` in the short summary. ``line``: from 0.
+    """A text for pytest's reports, which show it unchanged, and the ``reason`` in the short summary. ``line``: from 0.
 
-    A bare string would be repeated in full there wherever ``CI`` is set. pytest has no public way to make one of
-    these, but they are what travels between xdist's processes.
+    pytest has no public way to make such an object, which xdist can send. With ``CI`` set, the short summary would
+    repeat a plain string in full.
     """
     shown = ReprTraceback([ReprEntryNative([text + "\n"] if text else [])], None, style="native")
     return ReprExceptionInfo(shown, ReprFileLocation(os.fspath(path), (line or 0) + 1, reason))
@@ -48,7 +48,7 @@ def add_reason(longrepr: object, reason: str) -> None:
 
 
 class WithLines(TerminalRepr):
-    """What a report shows of a failure, with lines below it."""
+    """The text of a failure in a report, with lines below it."""
 
     def __init__(self, shown: Any, lines: Sequence[str]) -> None:
         self._shown = shown
@@ -69,7 +69,7 @@ class SkippedItem(Skipped):
 
 
 def fixture_definitions(item: pytest.Function) -> Mapping[str, Sequence[pytest.FixtureDef[Any]]]:
-    """Fixtures that an item uses, by name: those that override each other, the last one first in use."""
+    """The fixtures of an item by name, each with the definitions that it overrides."""
     return item._fixtureinfo.name2fixturedefs
 
 
@@ -78,7 +78,7 @@ def general_timeout(config: pytest.Config) -> float | None:
 
 
 def tear_down_before(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the fixtures that were set up before ``item``, which does not run, and that ``nextitem`` does not need."""
+    """Tear down fixtures that ``nextitem`` does not need, in place of ``item``, which does not run."""
     item.session._setupstate.teardown_exact(nextitem)
 
 
@@ -87,20 +87,19 @@ def option_actions(config: pytest.Config) -> dict[str, argparse.Action]:
 
 
 def terminal_file(config: pytest.Config) -> TextIO | None:
-    """What pytest's own terminal reporter writes to; ``None`` where another reporter has taken its place."""
+    """The file of pytest's own terminal reporter; ``None`` if another reporter has taken its place."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     # Others, such as pytest-sugar's, move the cursor themselves.
     return config.get_terminal_writer()._file if type(reporter) is pytest.TerminalReporter else None
 
 
 def native_ini_value(config: pytest.Config, name: str) -> Any:
-    """A value of pytest 9's native TOML as the text, or the list of texts, that an ini file would have.
+    """A value of pytest 9's native TOML as an ini file would have it: a text, or a list of texts.
 
-    pytest refuses a number or a switch where texts are declared. A value that has no text, such as a table, is as it
-    stands.
+    pytest refuses a number or a switch for a key that is declared as text. A table stays a table.
     """
-    found = config._inicfg[name]
-    value = getattr(found, "value", found)
+    given = config._inicfg[name]
+    value = getattr(given, "value", given)
     return [_as_text(each) for each in value] if isinstance(value, list) else _as_text(value)
 
 
@@ -127,19 +126,19 @@ def set_terminal_file(config: pytest.Config, file: TextIO) -> None:
 
 
 class GeneratedFunction(pytest.Function):
-    """A test function that was made from data and not found in a module."""
+    """A test function that is made from data, and not collected from a module."""
 
     @classmethod
     def of(
         cls, parent: pytest.Collector, name: str, function: Callable[..., None], sibling: GeneratedFunction | None
     ) -> Any:
-        """The item; the closure of its fixtures is taken from a ``sibling`` of the same function, if there is one."""
+        """Make the item; a ``sibling`` of the same function saves computing its fixtures."""
         shared: dict[str, Any] = {} if sibling is None else {"fixtureinfo": sibling._fixtureinfo}
         return cls._named(parent, name, callobj=function, **shared)
 
     @classmethod
     def with_fixture(cls, parent: pytest.Collector, name: str, function: Callable[..., None], fixture: str) -> Any:
-        """The item of a function that takes a ``fixture``; no other is set up for it, whatever is used by all tests."""
+        """Make the item of a function that takes a ``fixture``, without autouse fixtures."""
         manager = parent.session._fixturemanager
         closure, definitions = manager.getfixtureclosure(parent, (fixture,), ignore_args=frozenset())
         info = FuncFixtureInfo((fixture,), (fixture,), closure, definitions)
@@ -157,7 +156,7 @@ class GeneratedFunction(pytest.Function):
 
     @property
     def ihook(self) -> HookRelay:
-        """The hooks that apply to its parent: the path of a node says what it is from, and not what applies to it."""
+        """The hooks of its parent: conftest files beside the item's path need not apply to it."""
         assert self.parent is not None
         return self.parent.ihook
 

@@ -1,5 +1,5 @@
-"""How failed trials are shown: in pytest's reports, with a command that runs one again, and in its summary, in which
-those that have failed alike are shown once or twice, and then counted."""
+"""Shows failed trials: in pytest's reports, with a command that runs one again, and in its summary, which shows one or
+two of many trials that failed alike, and counts the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import json
 import os
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +20,8 @@ from pytest_aorta.common.texts import (
     read_tail,
 )
 from pytest_aorta.plugin import SUFFIXES, is_of_recipe
-from pytest_aorta.plugin.compat import WithLines, has_no_summary, longrepr_of
-from pytest_aorta.plugin.run import PAYLOAD
+from pytest_aorta.plugin.compat import WithLines, add_reason, add_section, has_no_summary, longrepr_of
+from pytest_aorta.plugin.run import PAYLOAD, run_of
 from pytest_aorta.settings import SETTINGS
 from pytest_aorta.trials.execution import KEPT_DAYS
 from pytest_aorta.trials.tracebacks import stacks_excerpt, without_callers, without_runner
@@ -34,24 +34,29 @@ if TYPE_CHECKING:
     from pytest_aorta.workspace.paths import TrialPaths
 
 
-#: Not repeated: the item has a result now, and a report is one of all trials.
+#: Options that a command for one item does not repeat.
 _OF_THE_RUN = ("resume", "report", "shard", "where")
 
 #: They make the positions of a bisection, which its own options say in short.
 _AXES = ("environment", "vary")
 
-#: Options of pytest and pytest-timeout that a trial depends on, by where their values are.
+#: Options of pytest and pytest-timeout that a trial depends on, by their attribute of ``config.option``.
 _OF_OTHERS = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o", "timeout": "--timeout"}
 
 
 def rerun_line(item: pytest.Item) -> str:
-    """A command for the directory that pytest was started in, which runs just this item again.
+    """A command that runs just this item again."""
+    return run_line(item.config, item.nodeid)
 
-    It has the options that shape the plan and its deadlines. Values of variables are left out: they may be secrets.
+
+def run_line(config: pytest.Config, nodeid: str, more: Sequence[str] = ()) -> str:
+    """A command that runs the items of a node id, in the directory in which pytest was started; ``more``: options.
+
+    It repeats the options that shape the plan and its deadlines, without values of variables: they may be secrets.
     """
-    config, given = item.config, []
     bisected = getattr(config.option, "aorta_bisect", None)
     is_bisection = bisected is not None
+    given = list(more)
     for option in SETTINGS:
         if option.name in _OF_THE_RUN or option.scope != "option" or (is_bisection and option.name in _AXES):
             continue
@@ -70,7 +75,7 @@ def rerun_line(item: pytest.Item) -> str:
             text = f"{value:g}" if isinstance(value, float) else str(value)
             secret = text.startswith(("aorta_extra_env", "aorta_host"))
             given += [flag, text.partition("=")[0] + "=..." if secret else text]
-    here, top, nodeid = config.invocation_params.dir, config.rootpath, item.nodeid
+    here, top = config.invocation_params.dir, config.rootpath
     path, separator, names = nodeid.partition("::")
     if here != top and path.endswith((".py", *SUFFIXES)):  # that of a plan is no path: it is the same everywhere
         nodeid = f"{os.path.relpath(top / path, here)}{separator}{names}"
@@ -94,24 +99,24 @@ def _given(config: pytest.Config, name: str) -> list[Any]:
 #: Lines of each log shown for a failed trial.
 _TAIL_LINES = 15
 
-#: Bytes read from the end of a log for that.
+#: Bytes that are read from the end of a log for these lines.
 _TAIL_BYTES = 16_384
 
 #: Entries of ``failure_details`` shown.
 _DETAILS = 5
 
-#: Ends of the names of artifacts whose ends say nothing to a reader.
+#: Suffixes of artifacts not worth quoting.
 _FOR_MACHINES = ("evidence.json", "collectives.json")
 
-#: Folders among the artifacts, whatever is in them.
+#: Artifacts that are folders, with their meanings.
 _FOLDERS = {"files": "its files", "tmp": f"its temporary files (kept for {KEPT_DAYS} days)"}
 
-#: Keys of them that are not: a traceback has its own place, and the time is for machines.
+#: Keys of ``failure_details`` that are not shown.
 _NOT_SHOWN = ("traceback", "at")
 
 
 class TrialFailed(pytest.fail.Exception):  # type: ignore[name-defined,misc]  # an attribute of a function
-    """Shown as text, without a traceback through pytest; ``reason`` stands in the short summary."""
+    """Fails an item with a text and without a traceback; ``reason``: for the short summary."""
 
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text, pytrace=False)
@@ -119,9 +124,9 @@ class TrialFailed(pytest.fail.Exception):  # type: ignore[name-defined,misc]  # 
 
 
 class TrialBroken(Exception):
-    """A trial that did not run, as its item's outcome: the workload is not what failed.
+    """Ends an item whose trial did not run: the workload is not what failed.
 
-    Not a ``pytest.fail``: allure's report calls such a test failed, and one that ends with any other exception broken.
+    It is no ``pytest.fail``, so that allure's report calls the item broken, and not failed.
     """
 
     def __init__(self, failure: TrialFailed) -> None:
@@ -143,7 +148,7 @@ def failure_of(record: TrialResult, results: Path, paths: TrialPaths, item: pyte
 
 
 def shown_failure(error: TrialFailed, item: pytest.Item) -> Any:
-    """A failed trial in the report of its item; with ``--tb=line``, pytest's own line has the reason already."""
+    """The report of a failed trial; empty with ``--tb=line`` if pytest's own line has the reason already."""
     is_line = getattr(item.config.option, "tbstyle", "auto") == "line"
     payload = item.stash.get(PAYLOAD, None)
     # pytest lists what it counts as an error without such a line.
@@ -153,7 +158,7 @@ def shown_failure(error: TrialFailed, item: pytest.Item) -> Any:
 
 
 def short_reason(record: TrialResult) -> str:
-    """One line. What has failed comes first: where a terminal is narrow, pytest cuts the end off."""
+    """The failure in one line, the important part first: in a narrow terminal, pytest cuts the end off."""
     failure = record.failure
     assert failure is not None
     lines = _what(failure).splitlines() or [""]
@@ -229,23 +234,47 @@ def add_details(item: pytest.Item, record: TrialResult, results: Path, paths: Tr
                 item.add_report_section("teardown", name, "\n".join(tail))
 
 
+#: Trials of one test that are shown in full.
+_IN_FULL = 3
+
+
+def add_failed_trials(report: pytest.TestReport, item: pytest.Item) -> None:
+    """Add the failed trials of a failed test to its report, and the reason of the first one to the short summary."""
+    failed = [trial for trial in item.stash[PAYLOAD].trials if trial.result["exit_status"] != "ok"]
+    if not failed:
+        return
+    from pytest_aorta.trials.result import TrialResult
+
+    records = [TrialResult.from_dict(trial.result) for trial in failed[:_IN_FULL]]
+    add_reason(report.longrepr, short_reason(records[0]))
+    if item.config.option.tbstyle == "line":
+        return
+    results = run_of(item.config).results
+    for trial, record in zip(failed, records, strict=False):
+        title = printable(f"trial of {record.workload} in {record.cell}")
+        add_section(report.longrepr, title, failure_text(record, results / trial.path, item))
+    if len(failed) > _IN_FULL:
+        files = "\n".join(str(results / trial.path) for trial in failed[_IN_FULL:])
+        add_section(report.longrepr, f"{len(failed) - _IN_FULL} more failed trials", printable(files))
+
+
 # Trials that have failed alike
 
 #: Categories of reports, and their letters in ``-r``.
 _CATEGORIES = {"error": "E", "failed": "f"}
 
-#: As many trials of a cell that have failed alike are all shown; of more of them, so many.
+#: Up to so many trials of a cell that failed alike are all shown; of more, so many.
 _ALL, _FIRST = 3, 2
 
-#: Cells whose trials are shown that have failed alike.
+#: Most cells whose trials are shown, among those that failed alike.
 _CELLS = 5
 
-#: Ranges of trial numbers in a line.
+#: Most ranges of trial numbers in a line.
 _MOST_RANGES = 6
 
 
 class FailedAlike(NamedTuple):
-    """How the trial of an item has failed, its workload, or action of a recipe, its cell, and its number."""
+    """A failed trial: its way to fail, its workload or action of a recipe, its cell, and its number."""
 
     way: tuple[Outcome, Signature]
     workload: str
@@ -254,7 +283,7 @@ class FailedAlike(NamedTuple):
 
 
 def fold_alike(nodeids: Iterable[str], failed: Mapping[str, FailedAlike]) -> tuple[set[str], dict[str, list[str]]]:
-    """The items to hide; and by node id the lines below one of the others, which count the hidden that failed alike."""
+    """The items to hide; and, by node id of a shown item, lines that count the hidden ones that failed alike."""
     ways: dict[tuple[Outcome, Signature], dict[tuple[str, str], list[str]]] = {}
     for nodeid in nodeids:
         if nodeid in failed:
@@ -284,16 +313,15 @@ def fold_alike(nodeids: Iterable[str], failed: Mapping[str, FailedAlike]) -> tup
 
 
 def ranges(numbers: Collection[int]) -> str:
-    """``3-15, 17, 20-22``; of very many, the first ones."""
+    """Numbers as ``3-15, 17, 20-22``; only the first ranges of very many."""
     texts = format_ranges(numbers).split(",")
     return ", ".join([*texts[:_MOST_RANGES], "..."] if len(texts) > _MOST_RANGES else texts)
 
 
 class FoldedSummary:
-    """The reports of a terminal reporter, all or only those that are shown.
+    """Switches the reports of a terminal reporter between all and a few of those that failed alike.
 
-    Only what is printed changes: ``stats`` of the reporter are narrowed while it prints, and no other plugin reads them
-    then.
+    It narrows the reporter's ``stats`` while pytest prints; other plugins, which print later, see all.
     """
 
     def __init__(self, terminal: pytest.TerminalReporter, failed: Mapping[str, FailedAlike]) -> None:
@@ -311,10 +339,10 @@ class FoldedSummary:
                     report.longrepr = WithLines(report.longrepr, below)
                 self._shown[category].append(report)
             if terminal.hasopt(_CATEGORIES[category]):
-                self._short_lines += [line for found in lines.values() for line in found]
+                self._short_lines += [line for added in lines.values() for line in added]
 
     def show(self, *, everything: bool) -> None:
-        """Not everything while pytest prints failures, and its short summary; all while other plugins print."""
+        """Show a few reports while pytest prints failures and its short summary; all while other plugins print."""
         self._terminal.stats.update(self._all if everything else self._shown)
 
     def print(self) -> None:

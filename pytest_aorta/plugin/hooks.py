@@ -1,8 +1,8 @@
-"""What pytest loads at every start: options, fixtures, and the hooks that find out whether there are trials.
+"""The part that pytest loads at every start: options, fixtures, and hooks that notice trials.
 
-All others are in ``trial_hooks`` and ``report_hooks``, which are imported and registered when there is an option, a
-workload file, or a test that starts trials. So nothing heavy is imported here, and no test that runs calls any of it.
-Nor are small modules: pytest loads those of plugins with a loader of its own, which takes 0.2 ms for each.
+The other hooks are in ``trial_hooks`` and ``report_hooks``, which an option, a workload file, or a test that starts
+trials brings in. This module imports nothing heavy, and no hook of it is called while tests run. It imports few small
+modules, too: pytest's own loader for plugins takes 0.2 ms for each.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from pytest_aorta.plugin.options import add_options, is_mentioned, refuse_mistyp
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTorchrun, RunTrial
+    from pytest_aorta.plugin.ordinary_tests import RunTrial
+    from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
     from pytest_aorta.probe.collect import EnvSnapshot
 
-#: Seconds that node 0 may take to report, once the other nodes are done.
+#: Seconds that other nodes wait for the report of node 0.
 _PATIENCE = 60.0
 
 
@@ -45,16 +46,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
-    """Suggest an option for one that nobody has, a conftest.py included."""
+    """Refuse an unknown option of ours, and suggest the nearest one. Options of conftest files are known by now."""
     refuse_mistyped(parser, args)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and the hooks of trials where these are asked for already."""
+    """Register the marker; and the hooks of trials, if the command line or the ini file asks for trials."""
     config.addinivalue_line(
         "markers",
         "aorta(trials=, mitigations=, environments=, timeout=): run the test once per trial of every cell, each time "
-        "in a process of its own, or where its fixture aorta_trial is called. Every trial item carries this marker.",
+        "in a process of its own, or with a fixture aorta_run for this trial. Every trial item carries this marker.",
     )
     if config.pluginmanager.has_plugin(ONE_TEST):
         return
@@ -89,7 +90,7 @@ def _may_be_given(config: pytest.Config) -> bool:
 
 
 def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
-    """Register the hooks that trials need, once; ``late``: the session has begun, and its first hooks are over."""
+    """Register the hooks of trials, once; ``late``: after the start of the session, whose first hooks are over."""
     manager = config.pluginmanager
     if manager.has_plugin(TRIALS):
         return
@@ -123,7 +124,7 @@ def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give all xdist workers the same name of the run in the history; ``trial_hooks`` says more, if it is there."""
+    """Give all xdist workers the name of the run in the history; ``trial_hooks`` adds more, if registered."""
     if not node.config.pluginmanager.has_plugin(TRIALS):
         from pytest_aorta.workspace.trial_store import stamp
 
@@ -134,7 +135,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Recipes: ``aorta.toml`` and ``*.aorta.toml``; Row's and AORTA's where they are given themselves."""
+    """Collect recipes: ``aorta.toml`` and ``*.aorta.toml``; Row's and AORTA's if they are given as arguments."""
     name = file_path.name
     if not name.endswith(SUFFIXES):  # most are through here
         return None
@@ -153,7 +154,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests that take ``aorta_trial`` run once per trial of every cell."""
+    """A marked test that takes ``aorta_run`` runs once per trial of every cell."""
     # Called for every test function that is collected: most are through here.
     if "aorta_run" not in metafunc.fixturenames and "aorta" not in metafunc.definition.keywords:
         return
@@ -162,7 +163,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     is_marked = metafunc.definition.get_closest_marker("aorta") is not None
     if is_marked or "aorta_run" in metafunc.fixturenames:
         register_hooks(metafunc.config, late=True)
-    if is_marked or "aorta_trial" in metafunc.fixturenames:
+    if is_marked:
         from pytest_aorta.plugin.ordinary_tests import parametrize
 
         parametrize(metafunc)
@@ -170,7 +171,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, Any]:
-    """Trials in the place of tests that are to have some."""
+    """Replace tests that are to have trials with their trials."""
     report = yield
     manager = collector.config.pluginmanager
     has_trials = manager.has_plugin(TRIALS)
@@ -186,7 +187,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-    """A wrong marker ends a run as a wrong option does."""
+    """End a run with a wrong marker or recipe with the exit status of a wrong option."""
     # The argument: sessions of ``pytester.getnode`` have no ``exitstatus``.
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     if terminal is None or exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED):
@@ -200,7 +201,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
-    """Where nothing was collected, say what was nearly a workload, and what it lacks."""
+    """If nothing was collected, name classes that are nearly workloads, and what they lack."""
     if exitstatus in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERRUPTED):
         from pytest_aorta.plugin.workload_files import lines_of_empty_run
 
@@ -219,7 +220,7 @@ class ControllerHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """Of a recipe, the cells that are selected are known from now on, and in which order."""
+        """Notice a recipe, and pass on its selected cells in their order."""
         text = "\n".join(ids)  # of each worker, perhaps a hundred thousand: no call for each
         for suffix in SUFFIXES:
             if f"{suffix}::" in text:
@@ -228,7 +229,7 @@ class ControllerHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """See the first report of such a test before pytest's terminal asks for the word to show."""
+        """Notice the first report with trials, before pytest's terminal asks for its word."""
         if hasattr(report, "aorta"):
             self._make_way().pytest_runtest_logreport(report)
 
@@ -240,10 +241,10 @@ class ControllerHooks:
 
 
 class FurtherRankHooks:
-    """Hooks of ranks, and of nodes, other than 0: rank 0 alone prints and writes.
+    """Hooks of ranks and nodes other than 0, which neither print nor write.
 
-    A rank leaves failed tests to rank 0: its exit status would have the launcher end rank 0 before its report. The exit
-    status of a node is for the user, or for srun.
+    A rank reports no failed tests by its exit status: the launcher would end rank 0 before its report. A node does, for
+    the user or for srun.
     """
 
     def __init__(self, config: pytest.Config, *, is_node: bool) -> None:
@@ -253,7 +254,7 @@ class FurtherRankHooks:
         self._failed = False
 
     def pytest_configure(self) -> None:
-        """Have pytest's terminal reporter, which is made after this, write to nowhere."""
+        """Have pytest's terminal reporter, which is made later, write to the null device."""
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (open until the process ends)
 
     @pytest.hookimpl(tryfirst=True)
@@ -290,39 +291,30 @@ def aorta_extra_env() -> dict[str, str]:
 def aorta_run(request: pytest.FixtureRequest, aorta_extra_env: dict[str, str]) -> RunTrial:
     """``aorta_run("gemm", steps=20, mitigations=["tf32_off"])`` runs one trial and returns its TrialResult.
 
-    The trial's failure is in the result, not an exception. Every call leaves a trial file.
+    The trial's failure is in the result, not an exception. Every call leaves a trial file. A test with
+    ``@pytest.mark.aorta(trials=, ...)`` runs once per trial of every cell; ``aorta_run`` then has its ``environment``,
+    ``mitigations`` and ``index``, and takes them where a call gives none.
     """
     from pytest_aorta.plugin.ordinary_tests import RunTrial
 
     register_hooks(request.config, late=True)  # it may have been asked for by its name, when the test ran already
-    return RunTrial(request.node, aorta_extra_env)
+    return RunTrial(request.node, aorta_extra_env, getattr(request, "param", None))
 
 
 @pytest.fixture
 def aorta_torchrun(aorta_run: RunTrial) -> RunTorchrun:
     """``aorta_torchrun("train.py", "--steps", "3", nproc=2, timeout=60)`` runs a script under torchrun.
 
-    Returns a TorchrunResult: what the script does is in there, not an exception. Every call leaves a trial file.
+    The script's failure is in the TorchrunResult, not an exception. Every call leaves a trial file.
     """
-    from pytest_aorta.plugin.ordinary_tests import RunTorchrun
+    from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
 
     return RunTorchrun(aorta_run)
 
 
-@pytest.fixture
-def aorta_trial(request: pytest.FixtureRequest, aorta_run: RunTrial) -> MarkedTrial:
-    """The trial that this item stands for: ``index``, ``environment``, ``mitigations``; call it to run a workload.
-
-    The number of trials and the axes come from ``@pytest.mark.aorta(...)``, else from the options.
-    """
-    from pytest_aorta.plugin.ordinary_tests import MarkedTrial
-
-    return MarkedTrial(request.param, aorta_run)
-
-
 @pytest.fixture(scope="session")
 def aorta_env() -> EnvSnapshot:
-    """What pytest itself runs on, as trials record it."""
+    """The machine and software that pytest itself runs on, as trials record them."""
     from pytest_aorta.probe.collect import collect_env
 
     return collect_env()

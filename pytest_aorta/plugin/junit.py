@@ -1,4 +1,4 @@
-"""The file of ``--junitxml`` where gates judge: they are its test cases, and failed trials are data."""
+"""The file of ``--junitxml`` for a run with gates: gates are test cases, and failed trials do not fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_aorta.workspace.atomic import write_text
 def follow_gates(file: Path, gates: Mapping[str, Sequence[str]], judged: Collection[tuple[str, str]]) -> None:
     """Write the file again; raises ``OSError`` and ``ValueError``.
 
-    ``gates``: why each does not hold. ``judged``: workload and id of trials whose failures are theirs to judge.
+    ``gates``: gate to the reason why it does not hold. ``judged``: workload and id of trials that gates judge.
     """
     tree = ElementTree.fromstring(file.read_text(encoding="utf-8"))
     for suite in tree.iter("testsuite"):

@@ -12,17 +12,17 @@ from pytest_aorta.common.texts import duration_text
 from pytest_aorta.triage.verdicts import NOT_CONFIRMED
 
 if TYPE_CHECKING:
-    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.plugin.run import SessionRun
     from pytest_aorta.triage.verdicts import Row, Table
 
-#: Switches that are of one run.
+#: Switches that the next command does not repeat.
 _SWITCHES = ("--aorta-resume", "--lf", "--last-failed")
 
-#: Trials after which a fault that has not been seen is no longer looked for, and how long.
+#: Most trials, and longest time, of a search for a fault that was not seen.
 _MANY, _LONG = 10_000, "1h"
 
 
-def next_steps(run: Run, table: Table, stopped: str | None) -> Iterator[str]:
+def next_steps(run: SessionRun, table: Table, stopped: str | None) -> Iterator[str]:
     """Lines such as ``next: 34 more trials of each cell, about 2m: pytest ... --aorta-trials 39 --aorta-resume``."""
     results = _shown(run, run.results)
     report = f"the evidence in one page: pytest-aorta report {shlex.quote(results)}"
@@ -78,15 +78,15 @@ def next_steps(run: Run, table: Table, stopped: str | None) -> Iterator[str]:
         yield f"next: {report}"
 
 
-def _more(run: Run, undecided: Sequence[Row], table: Table) -> int:
-    """About how many more trials would decide; as many again, where nothing says it."""
+def _more(run: SessionRun, undecided: Sequence[Row], table: Table) -> int:
+    """Estimate how many more trials would decide; without an estimate, as many as there were."""
     known = [row.verdict.more_trials for row in undecided if row.verdict.more_trials is not None]
     if known and not any(row.verdict.reason == NOT_CONFIRMED for row in undecided):
         return max(known)
     return max(row.cell.total for row in undecided)
 
 
-def _time(run: Run, rows: Sequence[Row], more: int) -> str:
+def _time(run: SessionRun, rows: Sequence[Row], more: int) -> str:
     walls = [row.cell.median_wall_sec for row in rows if row.cell.median_wall_sec is not None]
     if not walls:
         return ""
@@ -97,7 +97,7 @@ def _time(run: Run, rows: Sequence[Row], more: int) -> str:
     return f", about {duration_text(unit * math.ceil(seconds / unit))}"
 
 
-def _stop(run: Run) -> str:
+def _stop(run: SessionRun) -> str:
     stop = run.selection.stop
     goals = {"first-fix": stop.first_fix, "equivalence": stop.equivalence, "speed": stop.speed}
     words = [name for name, is_set in goals.items() if is_set] or (["decided"] if stop.decided else [])
@@ -105,8 +105,8 @@ def _stop(run: Run) -> str:
     return ",".join([*words, *([] if stop.confirm or not words else ["confirm=0"])])
 
 
-def _line(run: Run, more: Sequence[str]) -> str:
-    """The command line of this run, with other options."""
+def _line(run: SessionRun, more: Sequence[str]) -> str:
+    """The command line of this run, with further options."""
     kept, words = [], list(map(str, run.config.invocation_params.args))
     while words:
         word = words.pop(0)
@@ -119,8 +119,8 @@ def _line(run: Run, more: Sequence[str]) -> str:
     return shlex.join(["pytest", *kept, *more])
 
 
-def _minimize(run: Run, names: str) -> str:
-    """The baseline is a set without variables, and the numbers of trials are found by the search."""
+def _minimize(run: SessionRun, names: str) -> str:
+    """The command that minimizes a set, without options that the search chooses itself."""
     kept, words = [], list(map(str, run.config.invocation_params.args))
     while words:
         word = words.pop(0)
@@ -131,12 +131,12 @@ def _minimize(run: Run, names: str) -> str:
     return shlex.join(["pytest-aorta", "minimize", names, *kept])
 
 
-def _failed(run: Run, row: Row) -> Iterator[str]:
+def _failed(run: SessionRun, row: Row) -> Iterator[str]:
     for each in row.cell.finished:
         if each.is_failure:
             yield _shown(run, run.results / each.file)
 
 
-def _shown(run: Run, path: Path) -> str:
+def _shown(run: SessionRun, path: Path) -> str:
     start = run.config.invocation_params.dir
     return str(path.relative_to(start) if path.is_relative_to(start) else path)

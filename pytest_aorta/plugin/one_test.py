@@ -18,8 +18,7 @@ from pytest_aorta.trials.outcome import CANNOT_JUDGE
 from pytest_aorta.trials.records import Failure
 from pytest_aorta.trials.workload import CommandResult
 
-#: Options that do not apply inside, wherever they come from, and what they are there: which tests are chosen has been
-#: decided, and reports are written outside.
+#: Options that do not apply inside, with their values there: the pytest outside chooses tests and writes reports.
 NOT_INSIDE: Mapping[str, Any] = {
     **{"numprocesses": None, "maxprocesses": None, "tx": [], "dist": "no", "maxschedchunk": None, "looponfail": False},
     **{"keyword": "", "markexpr": "", "deselect": None, "collectonly": False, "pyargs": False, "count": 1},
@@ -30,12 +29,12 @@ NOT_INSIDE: Mapping[str, Any] = {
     **{"durations": None, "pastebin": None},
 }
 
-#: Folders of what runs a test.
+#: Folders of the code that runs a test.
 _RUNNERS = tuple(os.path.dirname(file) + os.sep for file in (_pytest.__file__, pluggy.__file__, __file__))
 
 
 class OneTest:
-    """It passes, fails or is skipped as in any run of pytest, whose output is the trial's log."""
+    """Runs one test in a pytest of its own, whose output is the trial's log."""
 
     default_config: Mapping[str, Any] = {"test": "", "nodeid": "", "rootdir": "", "inifile": None, "arguments": []}
 
@@ -43,7 +42,7 @@ class OneTest:
         self._config = config
 
     def setup(self) -> None:
-        """All that it needs, its own process sets up: a fixture that fails is a failure of the test."""
+        """Set up nothing: fixtures belong to the test, so a fixture that fails fails the test."""
 
     def run(self) -> CommandResult:
         given = self._config
@@ -58,8 +57,8 @@ class OneTest:
     def data_files(cls, config: Mapping[str, Any]) -> list[str]:
         file, top = Path(config["test"].partition("::")[0]), Path(config["rootdir"])
         folders = [folder for folder in file.parents if folder == top or top in folder.parents]
-        found = [file, *(folder / "conftest.py" for folder in folders)]
-        return [*(str(path) for path in found if path.is_file()), *filter(None, [config["inifile"]])]
+        files = [file, *(folder / "conftest.py" for folder in folders)]
+        return [*(str(path) for path in files if path.is_file()), *filter(None, [config["inifile"]])]
 
     @classmethod
     def aorta_description(cls, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +66,7 @@ class OneTest:
 
 
 class _Inside:
-    """The plugin in the process of the trial: keeps all but the one test away, and remembers its reports."""
+    """The plugin in the process of the trial: deselects all other tests, and keeps the reports of this one."""
 
     def __init__(self, nodeid: str) -> None:
         self._nodeid = nodeid
@@ -158,7 +157,7 @@ NOT_COLLECTED = "NotCollected"
 
 
 def _of_the_test(traceback: TracebackType | None) -> TracebackType | None:
-    found = traceback
-    while found is not None and found.tb_frame.f_code.co_filename.startswith(_RUNNERS):
-        found = found.tb_next
-    return found or traceback
+    frame = traceback
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_RUNNERS):
+        frame = frame.tb_next
+    return frame or traceback

@@ -1,7 +1,7 @@
-"""Settings as pytest has them: options, ini keys and environment variables, and what they select.
+"""Settings in pytest: options, ini keys and environment variables, and the selection that they make.
 
 The first of ``--aorta-NAME`` (or ``-o aorta_NAME=``), ``PYTEST_AORTA_NAME`` and ``aorta_NAME`` in the ini file wins.
-pytest imports this at every start, so functions that only a run with trials calls import what they need themselves.
+pytest imports this module at every start, so functions for runs with trials have imports of their own.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def refuse_mistyped(parser: pytest.Parser, arguments: Sequence[str]) -> None:
         return
     import difflib
 
-    found = settings.BY_NAME.get(name := wrong[0].removeprefix("--aorta-"))
-    if found is not None and found.scope == "ini":
-        hint = f"it is a setting of the ini file: -o {found.ini}=VALUE"
+    setting = settings.BY_NAME.get(name := wrong[0].removeprefix("--aorta-"))
+    if setting is not None and setting.scope == "ini":
+        hint = f"it is a setting of the ini file: -o {setting.ini}=VALUE"
     elif likely := difflib.get_close_matches(name, [flag.removeprefix("--aorta-") for flag in flags], 1):
         hint = f"did you mean --aorta-{likely[0]}?"
     else:
@@ -59,7 +59,7 @@ def refuse_mistyped(parser: pytest.Parser, arguments: Sequence[str]) -> None:
 
 
 def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether any setting has a value from anywhere."""
+    """Whether any setting has a value: from the command line, a variable or the ini file."""
     return any(
         getattr(config.option, setting.ini, None) is not None
         or (setting.scope != "internal" and (environ.get(setting.variable) or ini_value(config, setting.ini)))
@@ -68,7 +68,7 @@ def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ)
 
 
 def is_typed(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the workloads are of this run only, and not of every run with this ini file."""
+    """Whether the workloads come from the command line or a variable, and not from the ini file."""
     return any(
         getattr(config.option, setting.ini, None) is not None or environ.get(setting.variable)
         for setting in SETTINGS
@@ -77,9 +77,9 @@ def is_typed(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> 
 
 
 def given_options(config: pytest.Config) -> dict[str, Any]:
-    """The texts on the command line, by the names of their settings; a list for those that may be repeated."""
-    found = {setting.name: getattr(config.option, setting.ini, None) for setting in SETTINGS}
-    return {name: value for name, value in found.items() if value is not None}
+    """Values on the command line by name of the setting: a text, or a list for settings that may be repeated."""
+    values = {setting.name: getattr(config.option, setting.ini, None) for setting in SETTINGS}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def ini_value(config: pytest.Config, name: str) -> Any:
@@ -109,12 +109,12 @@ def read_option(config: pytest.Config, name: str, environ: Mapping[str, str] = o
     texts = given if isinstance(given, list) else [given]
     if not all(isinstance(text, str) for text in texts) or (isinstance(given, list) and not setting.repeat):
         raise OptionError(f"{source}: {given!r} is not valid; expected a text, a number, true or false")
-    parsed, shown = [], {"extra-env": settings.shown_pairs, "command": settings.shown_command}.get(name, repr)
+    parsed, in_message = [], {"extra-env": settings.shown_pairs, "command": settings.shown_command}.get(name, repr)
     for text in texts:
         try:
             parsed.append(setting.parse(text))
         except ValueError as error:
-            raise OptionError(f"{source}: {shown(text)} is not valid; expected {error}") from None
+            raise OptionError(f"{source}: {in_message(text)} is not valid; expected {error}") from None
     return tuple(parsed) if setting.repeat else parsed[0]
 
 

@@ -1,4 +1,4 @@
-"""Before the first trial: refuse what would prevent every trial of a cell."""
+"""Checks before the first trial: refuses anything that would prevent every trial of a cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_aorta.launch.launch_mode import check_tasks, under_launcher
 from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.collection import plan_of_file
-from pytest_aorta.plugin.run import Run, current_run, deadline_of, end_in_order_when_terminated, run_of
+from pytest_aorta.plugin.run import SessionRun, current_run, deadline_of, end_in_order_when_terminated, run_of
 from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.plugin.workload_files import workload_facts
 from pytest_aorta.settings import RequestError, shown_command
@@ -27,10 +27,10 @@ from pytest_aorta.trials.loading import check_names
 from pytest_aorta.trials.output import OUTPUT_OPTIONS
 from pytest_aorta.trials.spec import TrialSpec
 
-#: Reasons that are shown, and of one result.
+#: Most reasons that are shown.
 _MOST_REASONS = 6
 
-#: Seconds that an import may hold up the trials of other slots.
+#: Longest time, in seconds, that an import may hold up the trials of other slots.
 _PATIENCE = 20.0
 
 
@@ -101,7 +101,7 @@ def check_trials(session: pytest.Session) -> None:
 
 
 def _make_environments(session: pytest.Session, plans: Sequence[Plan]) -> None:
-    """Those that are given by their packages, not while a trial waits. What fails is in the records as well."""
+    """Make environments of packages before a trial waits for them. Records have the failures as well."""
     from pytest_aorta.launch.inline import is_made, make
 
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
@@ -116,11 +116,10 @@ def _make_environments(session: pytest.Session, plans: Sequence[Plan]) -> None:
             terminal.write_line(f"aorta: it cannot be made: {problem}", red=True)
 
 
-def tell_what_is_kept(session: pytest.Session, run: Run) -> None:
-    """Before the first trial: how many earlier results stand for trials, and why others do not.
+def tell_what_is_kept(session: pytest.Session, run: SessionRun) -> None:
+    """Print how many earlier results are kept, and why others are not.
 
-    Not of tests and recipes, nor where a fixture gives trials variables of their own, nor for workers of xdist, which
-    find out for themselves.
+    It leaves out tests, recipes, and items whose fixtures set variables; xdist workers look for themselves.
     """
     items = [item for item in session.items if isinstance(item, TrialItem) and item.trial_run is run]
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
@@ -149,7 +148,7 @@ def option_text(name: str, value: object) -> str:
     return f"--aorta-{name} {value}"
 
 
-def _check_options(config: pytest.Config, run: Run) -> None:
+def _check_options(config: pytest.Config, run: SessionRun) -> None:
     selection = run.selection
     end_in_order_when_terminated(config)
     check_resources(selection, option_text, parallel=is_controller(config))
@@ -171,7 +170,7 @@ def _check_options(config: pytest.Config, run: Run) -> None:
 
 
 def _check_plans(session: pytest.Session, selection: Selection, plans: Sequence[Plan]) -> None:
-    """What can be known before a workload is imported, and a folder is made."""
+    """Check options that need neither a workload's import nor a folder."""
     cells: dict[tuple[str, str], TrialSpec] = {}
     for plan in plans:
         for spec in plan.trials:

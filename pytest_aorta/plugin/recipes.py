@@ -1,65 +1,65 @@
 """Recipes in pytest: a recipe is a test file, with items for its commands and trials, and a run for each matrix.
 
-An item whose action follows another one waits for the items of that, which xdist may have given to other processes.
+An item runs if the actions that its own action follows are complete; otherwise it is skipped with the reason. In one
+process, items come in that order. With xdist they may not: the reason ends with the command that runs the item next.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
-import select
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-import uuid
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_aorta.common.interrupts import PIECE
 from pytest_aorta.common.texts import identifier, printable
 from pytest_aorta.plan import PlanError, unit_of
 from pytest_aorta.plugin import is_controller, is_worker
-from pytest_aorta.plugin.failures import TrialFailed
+from pytest_aorta.plugin.failures import TrialFailed, run_line
 from pytest_aorta.plugin.options import read_option
-from pytest_aorta.plugin.run import PAYLOAD, NotNeeded, Run, cell_of, end_in_order_when_terminated, run_of
+from pytest_aorta.plugin.run import PAYLOAD, NotNeeded, SessionRun, cell_of, end_in_order_when_terminated, run_of
 from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.registry import RegistryError
-from pytest_aorta.runtime import process_tree
-from pytest_aorta.runtime.resources.leases import PREFIX, UsedFolder
+from pytest_aorta.runtime.resources.leases import PREFIX
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage import margin as read_margin
 from pytest_aorta.triage.decisions import BASELINE_DECIDED
-from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import check_baseline, is_named
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError, is_sweep
 from pytest_aorta.workflow.groups import CommandUnit, action_variables, command_units
-from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, log_of, read_job, read_jobs
+from pytest_aorta.workflow.job_trials import StartedTrials, TrialsBeside
+from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, read_job
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, RequestDigests, Workspace
 from pytest_aorta.workflow.project import Progress, Project, blocked_for, command_keys, containing, waited_for
-from pytest_aorta.workflow.recipe import Action, Recipe, present, read_recipe, shell_commands
-from pytest_aorta.workflow.requests import asked_of, recorded_digest, request_digest, selection_of, trial_completion
+from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe, shell_commands
+from pytest_aorta.workflow.requests import (
+    asked_of_plan,
+    first_of_cells,
+    recorded_digest,
+    request_digest,
+    selection_of,
+    since_of,
+    trial_completion,
+)
+from pytest_aorta.workflow.shell import Shell
 
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import Json
     from pytest_aorta.launch.job import TrialJob
-    from pytest_aorta.plan import Plan
     from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.trials.spec import TrialSpec
 
@@ -69,108 +69,35 @@ HERE = "none"
 #: How often a job that is started again may start a trial that has never left a record.
 MAXIMUM_STARTS = 3
 
-#: Seconds between two looks at what another process has done.
-_INTERVAL = 0.05
-
-#: Seconds in which no process runs an item, after which none will.
-_PATIENCE = 5.0
-
-#: Seconds that a record may take from an xdist worker to the disk.
-_WRITTEN_WITHIN = 30.0
-
 _RECIPES = pytest.StashKey[dict[Path, "RecipeRun"]]()
-_ITEM_STATES = pytest.StashKey["ItemStates"]()
+_OUTCOMES = pytest.StashKey["ItemOutcomes"]()
 
-ItemState = Literal["to come", "running", "passed", "failed", "skipped", "lost"]
+ItemOutcome = Literal["to come", "passed", "failed", "skipped"]
 
-_WORDS: Mapping[ItemState, str] = {
+_WORDS: Mapping[ItemOutcome, str] = {
     "to come": "is not complete; in this run it comes later",
-    "running": "is not complete; it runs now",
     "passed": "is not complete, although it has passed",
     "failed": "failed",
     "skipped": "was skipped, and is not complete",
-    "lost": "ended with its process",
 }
 
 
-class ItemStates:
-    """Hooks that note which items of recipes have begun and ended in this run, whatever keeps one from running.
+class ItemOutcomes:
+    """Hooks that note how the items of this process have ended, whatever keeps one from running."""
 
-    With several processes, the end of an item is a file in the folder that they share. Each process has a file, too,
-    that names the item that it runs, and is locked as long: so the kernel says when a process dies with an item.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        #: Of recipes; and of all items that are run.
-        self.nodeids: set[str] = set()
+    def __init__(self) -> None:
+        #: All items of the run: with xdist, those of other processes as well.
         self.selected: frozenset[str] = frozenset()
-        self._known: dict[str, ItemState] = {}
-        self._running: str | None = None
-        self._own: int | None = None
-        self._patience = _PATIENCE
+        self._known: dict[str, ItemOutcome] = {}
 
-    def of(self, nodeid: str) -> ItemState:
-        """How far an item is; ``lost`` when its process has died."""
-        found = self._known.get(nodeid) or self._written(nodeid)
-        if found is not None or self.folder is None:
-            return found or "to come"
-        for path in self.folder.glob("worker-*"):
-            if path.read_bytes() == _encoded(nodeid):
-                return "running" if _is_locked(path) else self._written(nodeid) or "lost"
-        return "to come"
-
-    def _written(self, nodeid: str) -> ItemState | None:
-        if self.folder is not None:
-            with contextlib.suppress(FileNotFoundError):
-                text = self._file(nodeid).read_text()
-                return next((state for state in _WORDS if state == text), None)
-        return None
-
-    def wait(self, nodeid: str) -> None:
-        """Block until an item that another process runs is over, or no process is left that may run it.
-
-        That is when all of them wait like this one, have nothing to run, or have ended: by ``-x``, or because xdist
-        has given an item to the process that waits for it.
-        """
-        if self.folder is None:
-            return
-        running = self._running
-        self._run(None)
-        give_up = time.monotonic() + self._patience
-        while self.of(nodeid) in ("to come", "running"):
-            if any(map(_is_locked, self.folder.glob("worker-*"))):
-                give_up = time.monotonic() + _PATIENCE
-            elif time.monotonic() > give_up:
-                self._patience = 0.0
-                break
-            time.sleep(_INTERVAL)
-        self._run(running)
-
-    def _run(self, nodeid: str | None) -> None:
-        self._running = nodeid
-        if self.folder is None:
-            return
-        if self._own is None:
-            path = self.folder / f"worker-{os.getpid()}"
-            self._own = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if nodeid is not None:
-            fcntl.flock(self._own, fcntl.LOCK_EX)
-        os.ftruncate(self._own, 0)
-        os.pwrite(self._own, _encoded(nodeid or ""), 0)
-        if nodeid is None:
-            fcntl.flock(self._own, fcntl.LOCK_UN)
-
-    def _file(self, nodeid: str) -> Path:
-        assert self.folder is not None
-        return self.folder / f"item-{hashlib.sha256(_encoded(nodeid)).hexdigest()[:32]}"
+    def of(self, nodeid: str) -> ItemOutcome:
+        return self._known.get(nodeid, "to come")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         self.selected = frozenset(item.nodeid for item in session.items)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._run(nodeid)
         self._known[nodeid] = "passed"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -180,110 +107,6 @@ class ItemStates:
         if report.failed or (report.skipped and before == "passed"):
             self._known[report.nodeid] = "failed" if report.failed else "skipped"
 
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        if self.folder is not None and nodeid in self.nodeids:
-            temporary = self.folder / f"ended-{os.getpid()}"
-            temporary.write_text(self._known[nodeid])
-            temporary.rename(self._file(nodeid))
-        self._run(None)
-
-    def pytest_sessionfinish(self) -> None:
-        if self._own is not None:
-            os.close(self._own)
-
-
-def _encoded(nodeid: str) -> bytes:
-    return nodeid.encode("utf-8", "surrogatepass")
-
-
-def _is_locked(path: Path) -> bool:
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-class StartedTrials:
-    """Notes in the log of a job's task which trials it has started, for the job that is started again."""
-
-    def __init__(self) -> None:
-        folder, task = os.environ.get(JOB_VARIABLE), os.environ.get(TASK_VARIABLE, "0")
-        is_first = os.environ.get("SLURM_PROCID", "0") == "0"  # of the nodes that a trial needs
-        self._file = Path(folder, log_of(int(task))) if folder is not None and is_first else None
-        #: How often each line is there.
-        self._before: Counter[str] = Counter()
-        with contextlib.suppress(OSError):
-            if self._file is not None:
-                self._before.update(self._file.read_text(encoding="utf-8", errors="replace").splitlines())
-
-    def times(self, unit: str) -> int:
-        """How often this job has started a trial before it was started again itself."""
-        return self._before[f"started {json.dumps(unit)}"]
-
-    def note(self, unit: str) -> None:
-        if self._file is not None:
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(f"started {json.dumps(unit)}\n")
-
-
-class OtherTrials:
-    """Called for what is new of the trials of an action that are not those of this task of this job.
-
-    Gives, in the order of the plan, trials that are over, with their facts, and those that run, with ``None``: those of
-    jobs that run beside this one. What a job before this one has left running is lost.
-    """
-
-    def __init__(self, run: Run, workspace: Workspace, job: Job, task: int) -> None:
-        self._run = run
-        self._workspace = workspace
-        own = frozenset(job.tasks[task].units)
-        others = (spec for spec in run.plan.trials if unit_of(spec) not in own)
-        self._files = {run.plan.paths(spec).file_in(run.results): spec for spec in others}
-        self._digests: dict[str, str] = {}
-        jobs = read_jobs(job.folder.parents[1], only_open=True)
-        self._beside = [each for each in jobs if each.action == job.action]
-        #: Trial file to its number in the file system, which is another one when it is written again.
-        self._seen: dict[Path, int] = {}
-        self._begun: set[str] = set()
-
-    def __call__(self) -> Iterator[tuple[TrialSpec, TrialFacts | None]]:
-        tasks = ((job, number) for job in self._beside for number in range(len(job.tasks)))
-        begun = {json.loads(line) for job, number in tasks for line in job.noted("started", number)}
-        there: dict[Path, int] = {}
-        for folder in {file.parent for file in self._files}:
-            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # else no trial of it is over
-                there.update({folder / entry.name: entry.inode() for entry in entries})
-        for file, spec in self._files.items():
-            if file in there and there[file] != self._seen.get(file):
-                self._seen[file] = there[file]
-                if (facts := self._facts(file, spec)) is not None:
-                    yield spec, facts
-                    continue
-            if (unit := unit_of(spec)) in begun and unit not in self._begun:
-                self._begun.add(unit)
-                yield spec, None
-
-    def _facts(self, file: Path, spec: TrialSpec) -> TrialFacts | None:
-        """Of a record of what is asked for now, by the code as it is now."""
-        try:
-            record = json.loads(file.read_bytes())
-            found = trial_completion(record)
-            if found is None or found[0] != unit_of(spec):
-                return None
-            if record["started_at"] < self._run.selection.since:
-                return None
-            request = found[2]
-            if spec.cell not in self._digests:
-                self._digests[spec.cell] = request_digest(spec)
-            if request.digest != self._digests[spec.cell] or self._workspace.have_changed(request.sources):
-                return None
-            below = str(file.relative_to(self._run.results))
-            return facts_of(record, below, self._run.selection.triage.signatures)
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-
 
 class RecipeRun:
     def __init__(self, config: pytest.Config, recipe: Recipe) -> None:
@@ -291,18 +114,16 @@ class RecipeRun:
         self.project = Project(recipe, run_of(config).selection.registry_files, fresh=True)
         self._config = config
         self._is_unwritable = False
-        if _ITEM_STATES not in config.stash:
-            used = None
-            if is_worker(config):
-                used = UsedFolder(partial(_shared_folder, run_of(config).runner.store.stamp))
-                config.add_cleanup(used.close)
-            config.stash[_ITEM_STATES] = ItemStates(None if used is None else used.path)
-            config.pluginmanager.register(config.stash[_ITEM_STATES], "aorta_item_states")
-        self.item_states = config.stash[_ITEM_STATES]
+        if _OUTCOMES not in config.stash:
+            config.stash[_OUTCOMES] = ItemOutcomes()
+            config.pluginmanager.register(config.stash[_OUTCOMES], "aorta_item_outcomes")
+        self.outcomes = config.stash[_OUTCOMES]
         self._only: frozenset[str] | None = read_option(config, "units")
         self._pattern: str = read_option(config, "actions") or "*"
         #: Action to unit to the node id of the item that runs it.
         self.items: dict[str, dict[str, str]] = {}
+        #: In an xdist worker: units of commands, by action, that were complete before the first item ran.
+        self._complete_before: dict[str, set[str]] = {}
         #: By action with a workload: gives the state of a trial, by its unit.
         self.trial_states: dict[str, Callable[[str], Progress]] = {}
         #: Why a matrix may not run, or ``None``, once that is known: it is the same for all of its trials.
@@ -312,15 +133,17 @@ class RecipeRun:
         self.started = StartedTrials()
 
     def chosen(self, action: Action, units: Sequence[str]) -> list[str]:
-        """Those of an action's units that this run is for: all, unless ``pytest-aorta run`` names some."""
+        """The units of an action that this run is for: all, unless ``pytest-aorta run`` names some."""
         if not fnmatchcase(action.name, self._pattern):
             return []
         only = self._only
         return [unit for unit in units if only is None or any(outer in only for outer in containing(unit))]
 
-    def declare(self, action: str, units: Iterable[str], nodeid: str) -> None:
-        self.items.setdefault(action, {}).update(dict.fromkeys(units, nodeid))
-        self.item_states.nodeids.add(nodeid)
+    def declare(self, action: Action, units: Sequence[str], nodeid: str) -> None:
+        self.items.setdefault(action.name, {}).update(dict.fromkeys(units, nodeid))
+        if is_worker(self._config) and not action.is_matrix:
+            complete = {unit for unit in units if self.is_complete(action, unit)}
+            self._complete_before.setdefault(action.name, set()).update(complete)
 
     def path_of(self, action: Action, unit: str) -> str:
         """The folder of a unit of a command, relative to the workspace."""
@@ -355,13 +178,13 @@ class RecipeRun:
                     self._config.issue_config_time_warning(pytest.PytestWarning(printable(text)), stacklevel=2)
 
     def note_kept(self, action: str, unit: str) -> None:
-        """Journal that a unit is complete, unless the index says so: a killed run has made its products."""
+        """Journal that a unit is complete if the index does not say so: a killed run has made its products."""
         known = self.known.completed.get(action, {}).get(unit)
         if known is None or known[0] != "completed":
             self.note(action, unit, "completed")
 
     def is_complete(self, action: Action, unit: str) -> bool:
-        """Whether the products of a command are there, and were made by the command and of the value as they are."""
+        """Whether the products of a command exist, and were made by the present command from the present value."""
         if not self.project.has_products(action, unit):
             return False
         matrix = self.project.matrix_of(action)
@@ -376,20 +199,18 @@ class RecipeRun:
         return Workspace.from_cache(self.recipe).known
 
     def obstacle(self, follower: Action, unit: str) -> str | None:
-        """Why an action may not run on a unit, once what comes before it in this run is over; ``None`` if it may."""
-        if not follower.is_matrix:
-            return self._obstacle(follower, unit)
-        if follower.name not in self._of_matrices:
-            self._of_matrices[follower.name] = self._obstacle(follower, unit)
-        return self._of_matrices[follower.name]
+        """Why an action may not run on a unit now; ``None`` if it may."""
+        if follower.is_matrix and follower.name in self._of_matrices:
+            return self._of_matrices[follower.name]
+        reason = self._obstacle(follower, unit)
+        if follower.is_matrix and (reason is None or not is_worker(self._config)):
+            self._of_matrices[follower.name] = reason
+        return reason
 
     def _obstacle(self, follower: Action, unit: str) -> str | None:
         for name in follower.table.previous_actions:
             action = self.recipe.by_name[name][0]
             units = self._units_before(follower, action, unit)
-            for nodeid in dict.fromkeys(self.items.get(name, {}).get(each, "") for each in units):
-                if nodeid in self.item_states.selected:
-                    self.item_states.wait(nodeid)
             progress: dict[str, Progress] = {each: self._progress(action, each) for each in units}
             waiting = waited_for(follower, action, progress)
             if blocked_for(follower, action, waiting).touches(unit):
@@ -412,18 +233,18 @@ class RecipeRun:
         return list(contained) or [outer for outer in containing(unit) if outer in known]
 
     def _progress(self, action: Action, unit: str) -> Progress:
-        if not action.is_matrix:
-            nodeid = self.items.get(action.name, {}).get(unit, "")
-            if nodeid in self.item_states.selected and self.item_states.of(nodeid) == "passed":
-                return "completed" if self.project.has_products(action, unit) else "open"
-            return "completed" if self.is_complete(action, unit) else "open"
-        state_of, nodeid = self.trial_states[action.name], self.items[action.name][unit]
-        states = self.item_states
-        give_up = time.monotonic() + _WRITTEN_WITHIN
-        if states.folder is not None and nodeid in states.selected and states.of(nodeid) in ("passed", "failed"):
-            while state_of(unit) == "open" and time.monotonic() < give_up:
-                time.sleep(_INTERVAL)
-        return state_of(unit)
+        if action.is_matrix:
+            return self.trial_states[action.name](unit)
+        nodeid = self.items.get(action.name, {}).get(unit, "")
+        if nodeid not in self.outcomes.selected:
+            is_complete = self.is_complete(action, unit)
+        elif self.outcomes.of(nodeid) == "passed":
+            is_complete = self.project.has_products(action, unit)
+        elif is_worker(self._config):  # its command may run in another worker, and have written half of its products
+            is_complete = unit in self._complete_before.get(action.name, ())
+        else:
+            is_complete = self.is_complete(action, unit)
+        return "completed" if is_complete else "open"
 
     def _reason(self, action: Action, units: Sequence[str]) -> str:
         if not action.table.products and not action.is_matrix:
@@ -433,13 +254,19 @@ class RecipeRun:
             return f"{action.name} does not include {units[0]}, and is not complete there"
         where = nodeid.rpartition("::")[2]
         more = f" (and {len(units) - 1} more)" if len(units) > 1 else ""
-        if nodeid not in self.item_states.selected:
+        if nodeid not in self.outcomes.selected:
             return f"{where}{more} is not complete, and not selected in this run"
-        return f"{where}{more} {_WORDS[self.item_states.of(nodeid)]}"
+        outcome = self.outcomes.of(nodeid)
+        if outcome in ("to come", "passed") and is_worker(self._config):
+            slots = self._config.workerinput["workercount"]  # type: ignore[attr-defined]
+            given = [] if read_option(self._config, "slots") else ["--aorta-slots", str(slots)]
+            line = run_line(self._config, nodeid.partition("::")[0], given)
+            return f"{where}{more} is not complete, and may run in another process (-n); next: {line}"
+        return f"{where}{more} {_WORDS[outcome]}"
 
 
 def recipe_run(config: pytest.Config, file: Path) -> RecipeRun:
-    """The run of the recipe in a file, which is read when it is first asked for; raises ``RecipeError``."""
+    """The run of the recipe in a file; the first call reads the file, and may raise ``RecipeError``."""
     runs = config.stash.setdefault(_RECIPES, {})
     if file not in runs:
         if is_sweep(file):
@@ -447,7 +274,7 @@ def recipe_run(config: pytest.Config, file: Path) -> RecipeRun:
 
             recipe, notes = read_as_recipe(file)
             if notes:
-                config.pluginmanager.register(Said([f"{file.name}: without {note}" for note in notes]))
+                config.pluginmanager.register(CollectionNotes([f"{file.name}: without {note}" for note in notes]))
         else:
             recipe = read_recipe(file)
         runs[file] = RecipeRun(config, recipe)
@@ -455,7 +282,7 @@ def recipe_run(config: pytest.Config, file: Path) -> RecipeRun:
     return runs[file]
 
 
-class Said:
+class CollectionNotes:
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = lines
 
@@ -469,7 +296,7 @@ def _shared_folder(name: str) -> Path:
     return path
 
 
-def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
+def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> SessionRun:
     table, base = action.table, run_of(config)
     key, given = (recipe.recipe.file, action.name), base.selection
     if key in base.of_actions:
@@ -504,7 +331,7 @@ def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     if is_worker(config) or is_controller(config):
         name = hashlib.sha256(f"{recipe.recipe.file}:{action.name}".encode()).hexdigest()[:16]
         folder = partial(_shared_folder, f"{stamp}-{name}")
-    run = Run(config, selection, stamp, folder)
+    run = SessionRun(config, selection, stamp, folder)
     run.registry = recipe.recipe.names_in(base.registry)
     run.action = identifier(action.name)
     run.expects_failures = table.expect == "fail"
@@ -514,8 +341,8 @@ def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
         raise recipe.recipe.error(action, f"action {action.name!r}: {error}") from None
 
     def on_record(record: Mapping[str, Any]) -> None:
-        if (found := trial_completion(record)) is not None:
-            recipe.note(action.name, *found)
+        if (completion := trial_completion(record)) is not None:
+            recipe.note(action.name, *completion)
 
     def on_decided(cells: Mapping[str, str]) -> None:
         new = Decision(asked=asked_of_plan(action, plan), cells=dict(cells))
@@ -531,10 +358,10 @@ def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
         job = read_job(Path(os.environ[JOB_VARIABLE])) if JOB_VARIABLE in os.environ else None
         if job is not None:
             task = int(os.environ.get(TASK_VARIABLE, "0"))
-            run.others = OtherTrials(run, recipe.project.workspace, job, task)
+            run.others = TrialsBeside(plan, run.results, run.selection, recipe.project.workspace, job, task)
         run.stopping.skips_nothing = run.others is not None and action.least_nodes > 1
     if table.baseline is not None or table.gate or given.gates:
-        cells = [(spec.cell, spec.mitigations) for spec in _first_of_cells(plan)]
+        cells = [(spec.cell, spec.mitigations) for spec in first_of_cells(plan)]
         place = f"{recipe.recipe.file}:{action.line}"
         if table.baseline is not None:
             check_baseline(table.baseline, cells, f"{place}: baseline")
@@ -551,34 +378,19 @@ def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     return run
 
 
-def since_of(action: Action, given: str) -> str:
-    """When trials of an action must have begun to be kept: in this run, or the present week."""
-    every = action.table.every
-    return max(given, present(every).isoformat(timespec="milliseconds") if every is not None else "")
-
-
-def _decided_before(recipe: RecipeRun, action: Action, run: Run) -> Mapping[CellKey, str]:
-    """What earlier runs and jobs have found of cells that are compared with a baseline, as the status has it."""
+def _decided_before(recipe: RecipeRun, action: Action, run: SessionRun) -> Mapping[CellKey, str]:
+    """What earlier runs and jobs have decided on cells that are compared with a baseline, as the status has it."""
     project = Project(recipe.recipe, recipe.project.registry_files)
-    found = project.workspace.known.decided.get(action.name)
-    if run_of(run.config).selection.since or found is None or found.asked != asked_of_plan(action, run.plan):
+    decision = project.workspace.known.decided.get(action.name)
+    if run_of(run.config).selection.since or decision is None or decision.asked != asked_of_plan(action, run.plan):
         return {}
     left = {unit.rpartition("/")[0] for unit, each in project.progress[action.name].items() if each == "not_needed"}
-    reasons = ((cell_of(spec), found.cells[spec.cell]) for spec in _first_of_cells(run.plan) if spec.cell in left)
+    reasons = ((cell_of(spec), decision.cells[spec.cell]) for spec in first_of_cells(run.plan) if spec.cell in left)
     return {key: reason for key, reason in reasons if reason.startswith("decided: ") and reason != BASELINE_DECIDED}
 
 
-def asked_of_plan(action: Action, plan: Plan) -> str:
-    """What decisions on the cells of an action are about."""
-    return asked_of(action, {spec.cell: request_digest(spec) for spec in _first_of_cells(plan)})
-
-
-def _first_of_cells(plan: Plan) -> Iterable[TrialSpec]:
-    return [spec for cells in plan.cells.values() for spec in cells.values()]
-
-
-def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:
-    """The run of the action whose trial an item of a recipe is, if it is one; also where it was not collected."""
+def action_run_of_item(config: pytest.Config, nodeid: str) -> SessionRun | None:
+    """The run of the action that a trial item of a recipe belongs to, collected or not; ``None`` for other items."""
     base, _, name = nodeid.rpartition("::")
     recipe = recipe_run(config, config.rootpath / base)
     for action in recipe.recipe.actions:
@@ -598,10 +410,10 @@ _FAILED = ("workload_failed", "timeout")
 
 
 class RecipeFile(pytest.File):
-    """A recipe. Its items are its actions on their directories, each after those that it follows."""
+    """A recipe. Its items are its actions on their directories, each after the actions that it follows."""
 
     def collect(self) -> Iterable[pytest.Item]:
-        """All of them, complete ones included: those are shown as they are."""
+        """All items, complete ones included: pytest shows them as kept."""
         try:
             run = recipe_run(self.config, self.path)
             items = [item for action in run.recipe.in_order() for item in self._items(run, action)]
@@ -617,7 +429,7 @@ class RecipeFile(pytest.File):
                 reason = f"none of the {count} has what the action includes" if count else "there is none"
                 names = ", ".join(recipe.by_name)
                 why = f"{names}: a command runs on each directory of {recipe.directories}, and {reason}"
-            self.config.pluginmanager.register(Said([f"{self.name}: {why}"]))
+            self.config.pluginmanager.register(CollectionNotes([f"{self.name}: {why}"]))
         return items
 
     def _items(self, run: RecipeRun, action: Action) -> Iterable[pytest.Item]:
@@ -633,14 +445,14 @@ class RecipeFile(pytest.File):
             raise run.recipe.error(action, message)
         units, value_of = run.project.units(action), run.project.value_of(action)
         chosen = run.chosen(action, units)
-        found = list(command_units(run.recipe, action, units, value_of))
-        for unit in found:
-            run.declare(action.name, unit.units, f"{self.nodeid}::{unit.name}")
-        for unit in found if len(chosen) == len(units) else command_units(run.recipe, action, chosen, value_of):
+        all_units = list(command_units(run.recipe, action, units, value_of))
+        for unit in all_units:
+            run.declare(action, unit.units, f"{self.nodeid}::{unit.name}")
+        for unit in all_units if len(chosen) == len(units) else command_units(run.recipe, action, chosen, value_of):
             item: CommandItem = CommandItem.from_parent(self, name=unit.name)
             item.unit, item.run, item.is_whole = unit, run, len(chosen) == len(units)
             item.extra_keyword_matches.update([action.name, *unit.units])
-            run.declare(action.name, unit.units, item.nodeid)
+            run.declare(action, unit.units, item.nodeid)
             yield item
 
     def _trials(self, recipe: RecipeRun, action: Action) -> Iterator[RecipeTrialItem]:
@@ -650,7 +462,7 @@ class RecipeFile(pytest.File):
         chosen = set(recipe.chosen(action, [unit_of(spec) for spec in run.plan.trials]))
         for spec in run.plan.trials:
             name = run.shown_name(spec)
-            recipe.declare(action.name, [unit_of(spec)], f"{self.nodeid}::{name}")
+            recipe.declare(action, [unit_of(spec)], f"{self.nodeid}::{name}")
             if unit_of(spec) in chosen:
                 item = item_of(RecipeTrialItem, self, name, run, spec, run.plan.paths, item)
                 item.recipe, item.action, item.reproduced = recipe, action, False
@@ -659,7 +471,7 @@ class RecipeFile(pytest.File):
 
 
 class CommandItem(pytest.Item):
-    """A command on its directories. What is complete is not run; neither is what has to wait for others."""
+    """A command on its directories. It runs on those that are not complete and need not wait for other actions."""
 
     unit: CommandUnit
     run: RecipeRun
@@ -699,7 +511,7 @@ class CommandItem(pytest.Item):
         keys = {unit: project.key_of(action)(unit) for unit in units}
         end_in_order_when_terminated(self.config)
         if _SHELL not in self.config.stash:
-            self.config.stash[_SHELL] = _Shell(run_of(self.config).selection.limits.grace)
+            self.config.stash[_SHELL] = Shell(run_of(self.config).selection.limits.grace)
             self.config.add_cleanup(self.config.stash[_SHELL].close)
         shell, end = self.config.stash[_SHELL], ""
         if self.config.getoption("capture", "fd") == "no":
@@ -740,69 +552,11 @@ class CommandItem(pytest.Item):
         return [partial(value_of, unit) for unit in self.unit.units]
 
 
-class _Shell:
-    """Runs commands, one at a time, and kills the one that runs when this process is killed.
-
-    One more shell for all commands hears their process groups through a pipe and acts at its end. For the kernel to do
-    it (PR_SET_PDEATHSIG), a program would have to be started in front of each command, or pytest be forked.
-    """
-
-    _GUARD = 'while read -r group; do last=$group; done; [ -z "$last" ] || kill -KILL -- "-$last"'
-
-    def __init__(self, grace: float) -> None:
-        self._grace = grace
-        read, self._write = os.pipe()
-        self._guard = subprocess.Popen(
-            ["/bin/bash", "-c", self._GUARD], stdin=read, stdout=subprocess.DEVNULL, start_new_session=True
-        )
-        os.close(read)
-
-    def close(self) -> None:
-        os.close(self._write)
-        self._guard.kill()  # no command runs; a fork of pytest may hold the pipe open
-        self._guard.wait()
-
-    def run(self, script: str, folder: Path, variables: Mapping[str, str], output: IO[bytes] | None) -> int:
-        """Run a script by ``/bin/bash -c``; its exit status, negative for a signal.
-
-        What it has left in its process group when it ends is killed. When an exception ends the wait, such as Ctrl-C,
-        it and all its descendants, daemons too, get SIGTERM and, after the time of grace, SIGKILL.
-        """
-        tag = uuid.uuid4().hex
-        process = subprocess.Popen(
-            # It tells its process group first: a shell that has not yet done so holds the pipe open.
-            ["/bin/bash", "-c", f"echo $$ >&{self._write}; exec {self._write}>&-; {script}"],
-            cwd=folder,
-            env={**os.environ, **variables, process_tree.VARIABLE: tag},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=None if output is None else subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for pytest, which then ends it with all that it has started
-            pass_fds=(self._write,),
-        )
-        family = process_tree.Family(lambda: [process.pid])
-        ended = os.pidfd_open(process.pid)
-        try:
-            while not select.select([ended], [], [], PIECE)[0]:
-                family.members()  # to know those whose parents will have ended
-            os.killpg(process.pid, signal.SIGKILL)  # its own process is not reaped yet, so the number is still its
-            return process.wait()
-        except BaseException:
-            members = lambda: list({*family.members(), *process_tree.tagged_processes(tag)})  # noqa: E731
-            process_tree.end_all(members, process.poll, self._grace)
-            process.wait()
-            raise
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self._write, b"\n")  # it need not be killed
-            os.close(ended)
-
-
-_SHELL = pytest.StashKey[_Shell]()
+_SHELL = pytest.StashKey[Shell]()
 
 
 class RecipeTrialItem(TrialItem):
-    """A trial of an action: with what it follows, and with what is expected of it."""
+    """A trial of an action, which may follow other actions and may be expected to fail."""
 
     recipe: RecipeRun
     action: Action
@@ -852,7 +606,7 @@ class RecipeTrialItem(TrialItem):
 
 
 class _TrialStates:
-    def __init__(self, recipe: RecipeRun, run: Run, action: Action) -> None:
+    def __init__(self, recipe: RecipeRun, run: SessionRun, action: Action) -> None:
         self._recipe, self._run, self._action = recipe, run, action
         self._trials = {unit_of(spec): spec for spec in run.plan.trials}
         self._digests: dict[str, str] = {}
@@ -878,5 +632,6 @@ class _TrialStates:
 
     @cached_property
     def _decided_before(self) -> Collection[str]:
-        found = self._recipe.known.decided.get(self._action.name)
-        return found.cells if found is not None and found.asked == asked_of_plan(self._action, self._run.plan) else ()
+        decision = self._recipe.known.decided.get(self._action.name)
+        is_current = decision is not None and decision.asked == asked_of_plan(self._action, self._run.plan)
+        return decision.cells if decision is not None and is_current else ()

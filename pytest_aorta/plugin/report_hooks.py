@@ -1,4 +1,4 @@
-"""Hooks of the process that owns the reports: not an xdist worker, and of several ranks the first."""
+"""Hooks of the process that owns the reports: the xdist controller, or rank 0 of several."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.plugin.run import SessionRun
     from pytest_aorta.plugin.writer import TrialWriter
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
@@ -42,21 +42,21 @@ _LOST = "the xdist worker that ran this trial died"
 class ReportHooks:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        #: Items that have begun, and whose last report has not come.
+        #: Items that have begun, without their last report yet.
         self._open: dict[str, None] = {}
-        #: What writes the trials of each run: the first one of those that the options ask for, then of actions.
-        self._writers: dict[Run, TrialWriter] = {}
+        #: The writer of each run: of the options' trials, and of each action.
+        self._writers: dict[SessionRun, TrialWriter] = {}
         self._folded: FoldedSummary | None = None
-        #: Path of the report that was written, as it was given.
+        #: Path of the written report, as given.
         self._report = ""
-        #: Node ids of the items that are run.
+        #: Node ids of the selected items.
         self._selected: list[str] = []
-        #: What the gates have come to.
+        #: Lines on the gates, with colours.
         self._gates: list[tuple[str, str]] = []
 
     def _writer_of(self, nodeid: str = "") -> TrialWriter:
-        """Of the action that an item is of; else of the trials that the options ask for, and of tests."""
-        run: Run | None = None
+        """The writer of an item's action; for any other item, the writer of the session's own run."""
+        run: SessionRun | None = None
         if is_of_recipe(nodeid):
             from pytest_aorta.plugin.recipes import action_run_of_item
 
@@ -74,10 +74,10 @@ class ReportHooks:
                 writer.select(name for name in self._selected if name.startswith(action))
         return self._writers[run]
 
-    def _trial_of(self, nodeid: str) -> tuple[Run, TrialSpec, TrialPaths] | None:
+    def _trial_of(self, nodeid: str) -> tuple[SessionRun, TrialSpec, TrialPaths] | None:
         writer = self._writer_of(nodeid)
-        found = writer.find(nodeid)
-        return None if found is None else (writer.run, *found)
+        trial = writer.find(nodeid)
+        return None if trial is None else (writer.run, *trial)
 
     def pytest_sessionstart(self) -> None:
         if sys.stdout.isatty():
@@ -90,13 +90,13 @@ class ReportHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """What is deselected is not compared; a controller of xdist has no items, and waits for a worker's."""
+        """Compare selected items only. An xdist controller has no items, and waits for those of a worker."""
         if not is_controller(self.config) and not self.config.option.collectonly:
             self._select([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """The same from the first of xdist's workers: all have the same items."""
+        """Take the items of the first xdist worker: all have the same ones."""
         if not self._selected:
             self._select(ids)
 
@@ -132,17 +132,17 @@ class ReportHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
-        """Record the item that an xdist worker has died of, and report an error: the workload is not what failed.
+        """Record the item that killed an xdist worker, and report an error: the workload is not what failed.
 
-        As an error of a teardown, for it is the last one of its item: with xdist's own ``when``, which is ``???``,
-        reporters that wait for the last one, such as pytest-html and JUnit's, would not show it at all.
+        The report is an error of the teardown. With xdist's own ``when``, which is ``???``, reporters that wait for the
+        last report of an item, such as pytest-html and JUnit's, would not show it.
         """
         self._open.pop(crashitem, None)
         writer = self._writer_of(crashitem)
-        found = writer.write_lost(crashitem, _LOST)
-        if found is None:
+        trial = writer.write_lost(crashitem, _LOST)
+        if trial is None:
             return
-        spec, file = found[0], found[1].file_in(writer.store.results)
+        spec, file = trial[0], trial[1].file_in(writer.store.results)
         text = f"infrastructure_failed: {_LOST} ({report.longrepr})\n\ntrial file: {file}"
         path = report.location[0]
         report.when = "teardown"
@@ -157,13 +157,13 @@ class ReportHooks:
         report.keywords = {spec.item_name: 1, "aorta": 1}
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Remember why the trial that runs is about to end: between two phases of its item, there is no other sign."""
+        """Remember why the running trial is about to end: between two phases of its item, nothing else tells."""
         for run in current_runs(self.config):
             run.interrupt(reason_of(excinfo.value))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write what no report has brought. A run with a result that could not be written is no success."""
+        """Write unreported trials. A result that could not be written makes the run fail."""
         run = current_run(self.config)
         if run is None:
             return
@@ -185,7 +185,7 @@ class ReportHooks:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _write_report(self, writer: TrialWriter, given: Path) -> None:
-        """Write the report on all trials in the results directory. Whatever goes wrong here, the results are there."""
+        """Write the report on all trials in the results directory. An error here costs no result."""
         if not any(cell.finished for cell in writer.triage.cells):
             return
         output, results = self.config.invocation_params.dir / given, writer.store.results
@@ -213,7 +213,7 @@ class ReportHooks:
     def pytest_terminal_summary_outside(
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, object, object]:
-        """Show one or two of many trials that have failed alike."""
+        """Show one or two of many trials that failed alike."""
         # The reporters of others that are no kind of pytest's own have no such lists, or do not read them.
         if isinstance(terminalreporter, pytest.TerminalReporter) and self._writers and self.config.get_verbosity() <= 0:
             self._folded = FoldedSummary(terminalreporter, self._writer_of().alike)

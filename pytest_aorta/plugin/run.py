@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 #: Gives the paths of a trial.
 PathsOf = Callable[["TrialSpec"], "TrialPaths"]
 
-#: Workload, or action of a recipe, and cell, as they are shown.
+#: Names for users: the workload, or the action of a recipe; and the cell.
 CellName = tuple[str, str]
 
-#: ``target`` of a test that is a trial.
+#: ``target`` of the workload of a test that is a trial.
 TEST_TARGET = "pytest_aorta.plugin.one_test:OneTest"
 
 #: Limit that pytest-timeout would set for an item, in seconds.
 TIMEOUT = pytest.StashKey[float]()
 
-RUN = pytest.StashKey["Run"]()
+RUN = pytest.StashKey["SessionRun"]()
 
-#: Why a trial that was started ahead has ended, where nothing else has ended the run.
+#: Why a prefetched trial was ended, if nothing else ended the run.
 NO_ITEM = "the run ended before its item"
 
 _SIGTERM_HANDLED = pytest.StashKey[bool]()
@@ -102,7 +102,7 @@ def _restore_sigterm() -> None:
 
 
 def ignore_sigterm_from_now_on() -> None:
-    """At the end of pytest, when all is reported: end in order, with the exit status of the run."""
+    """Ignore SIGTERM once all is reported, so that pytest ends with the exit status of the run."""
     if signal.getsignal(signal.SIGTERM) is _terminate:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.stdout.flush()
@@ -114,8 +114,8 @@ def ignore_sigterm_from_now_on() -> None:
 def deadline_of(item: pytest.Item, spec: TrialSpec) -> float | None:
     """A trial's deadline in seconds; ``None`` leaves it to the workload.
 
-    The first of: the marker ``aorta(timeout=)``, pytest-timeout's marker, ``--aorta-timeout``, and pytest-timeout's
-    limit for all tests, which was hardly made with trials in mind.
+    The first that is set wins: the marker ``aorta(timeout=)``, pytest-timeout's marker, ``--aorta-timeout``,
+    pytest-timeout's limit for all tests.
     """
     for mark in item.iter_markers("aorta"):
         if mark.kwargs.get("timeout") is not None:
@@ -145,7 +145,7 @@ class RecordToWrite:
 
 @dataclass
 class ReportPayload:
-    """What an item has to report: the exit status of its trial as far as known, its trials, lines for the summary."""
+    """The report of an item: the exit status of its trial if known, its trials, and lines for the summary."""
 
     exit_status: str | None = None
     trials: list[RecordToWrite] = field(default_factory=list)
@@ -154,7 +154,7 @@ class ReportPayload:
     def to_plain(self, *, with_records: bool) -> dict[str, Any]:
         """For the attribute ``aorta`` of a report, which xdist sends from process to process.
 
-        The records as JSON: execnet cannot carry every text, such as a file's name that is no UTF-8.
+        Records are JSON, since execnet cannot send every text, such as a file name that is not UTF-8.
         """
         records = list(map(vars, self.trials)) if with_records else []
         return {"exit_status": self.exit_status, "records": json.dumps(records), "notes": json.dumps(self.notes)}
@@ -173,9 +173,9 @@ WATCHER = pytest.StashKey[TrialWatcher]()
 
 
 class Repeat(NamedTuple):
-    """Which of several times a trial runs; ``number`` is unique among all xdist workers, and 0 for the first.
+    """Number of a repeat of a trial: 0 for the first, unique among all xdist workers.
 
-    ``again``: this very item has run before, as pytest-rerunfailures has it.
+    ``again``: whether this very item has run before, for instance by pytest-rerunfailures.
     """
 
     number: int = 0
@@ -195,10 +195,10 @@ def cell_of(spec: TrialSpec) -> CellKey:
 _CLOCK = "clock"
 
 
-class Rounds:
-    """Which rounds may be run. One that has begun is completed; none begins when the time is over.
+class TimedRounds:
+    """Says which rounds may run. A begun round is completed; none begins when the time is over.
 
-    ``seconds`` count from the first trial that is really run; ``folder``: that the xdist workers share.
+    ``seconds``: from the first trial that really runs; ``folder``: shared by the xdist workers.
     """
 
     def __init__(self, seconds: float, folder: Path | None = None) -> None:
@@ -236,7 +236,7 @@ class Rounds:
 
 
 class NotNeeded(SkippedItem):
-    """Skips an item whose trial is not to be started."""
+    """Skips an item whose trial is not needed."""
 
 
 class Stopping:
@@ -246,11 +246,11 @@ class Stopping:
         self._selection = selection
         self.may_end_early = selection.may_end_early
         self._decided: dict[CellKey, str] = {}
-        #: Gives the cells that were decided before this run, and why.
+        #: Returns the cells that were decided before this run, with the reasons.
         self.decided_before: Callable[[], Mapping[CellKey, str]] = dict
-        #: Whether no trial is skipped: other nodes of a job run the same trials, and would wait for this one.
+        #: Whether to skip no trial: other nodes of a job run the same trials, and would wait for this one.
         self.skips_nothing = False
-        #: Number and time of the file that they were read from.
+        #: Inode and time of the file from which ``_decided`` was read.
         self._seen: tuple[int, int] | None = None
 
     @cached_property
@@ -259,7 +259,7 @@ class Stopping:
 
     @cached_property
     def folder(self) -> Path | None:
-        """Private to the run, where several processes take part; ``None`` on a host that does not have it."""
+        """A folder that the processes of the run share; ``None`` for a single process, and on other hosts."""
         if not self.may_end_early:
             return None
         if self._shared is not None or is_controller(self._config):
@@ -268,39 +268,39 @@ class Stopping:
         return Path(shared) if shared and Path(shared).is_dir() else None
 
     @cached_property
-    def rounds(self) -> Rounds | None:
+    def rounds(self) -> TimedRounds | None:
         """``None`` without a time in ``--aorta-stop``."""
         duration = self._selection.stop.seconds
-        return None if duration is None else Rounds(duration, self.folder)
+        return None if duration is None else TimedRounds(duration, self.folder)
 
     def publish(self, reasons: Mapping[CellKey, str]) -> None:
-        """Say to all processes of which cells no more trials are needed, and why."""
+        """Tell all processes which cells need no more trials, and why."""
         self._decided = dict(reasons)
         if self.folder is not None:
             write_json(self.folder / _FILE, [{**vars(key), "reason": reason} for key, reason in reasons.items()])
 
     def decided(self, key: CellKey) -> str | None:
-        """Why no more trials of a cell are needed; ``None`` where they are."""
+        """The reason why a cell needs no more trials; ``None`` if it needs them."""
         if self.skips_nothing:
             return None
         if self.folder is not None and self._selection.stop.ends_cells:
             with contextlib.suppress(FileNotFoundError):  # nothing was decided yet
                 status = os.stat(self.folder / _FILE)
                 if (seen := (status.st_ino, status.st_mtime_ns)) != self._seen:
-                    found: list[dict[str, Any]] = json.loads((self.folder / _FILE).read_text(encoding="utf-8"))
-                    reasons = [each.pop("reason") for each in found]
-                    self._decided = {CellKey(**each): reason for each, reason in zip(found, reasons, strict=True)}
+                    cells: list[dict[str, Any]] = json.loads((self.folder / _FILE).read_text(encoding="utf-8"))
+                    reasons = [each.pop("reason") for each in cells]
+                    self._decided = {CellKey(**each): reason for each, reason in zip(cells, reasons, strict=True)}
                     self._seen = seen
         return self._decided.get(key) or self.decided_before().get(key)
 
     def reason(self, item: pytest.Item, key: CellKey) -> str | None:
-        """Why the trial of an item, which has no result yet, is not to be started; ``None`` where it is."""
+        """The reason not to start the trial of an item that has no result yet; ``None`` to start it."""
         if not self.may_end_early:
             return None
-        found = self.decided(key)
-        if found is None and self.rounds is not None and not self.rounds.begin(round_of(item) or ""):
+        why = self.decided(key)
+        if why is None and self.rounds is not None and not self.rounds.begin(round_of(item) or ""):
             return "the time is over (--aorta-stop)"
-        return found
+        return why
 
     def close(self) -> None:
         used: UsedFolder | None = self.__dict__.get("_used")
@@ -309,41 +309,47 @@ class Stopping:
 
 
 def longrepr_of_skip(item: pytest.Item, error: NotNeeded) -> tuple[str, None, str]:
-    """As pytest's own: where and why. It shows skips of the same place and reason as one: those of a cell."""
+    """Place and reason of a skip, for pytest's report. The place is the cell, so pytest shows its skips as one."""
     where = item.nodeid.rpartition("-")[0] + "]" if hasattr(item, "spec") or hasattr(item, "callspec") else item.nodeid
     return where, None, f"Skipped: {error.msg}"
 
 
-def round_of(item: pytest.Item) -> str | None:
-    """The round of a trial item, or of an item of a marked test: the trials with its index of one collector, or test.
+def trial_of_test(item: pytest.Item) -> TrialSpec | None:
+    """The trial that an item of a marked test with ``aorta_run`` runs for."""
+    call = getattr(item, "callspec", None)
+    return None if call is None else call.params.get("aorta_run")
 
-    All workloads of a file have their rounds together, each action of a recipe by itself. ``None`` for any other item.
+
+def round_of(item: pytest.Item) -> str | None:
+    """The round of a trial item or a marked test: all trials of its collector, or of its test, with the same index.
+
+    All workloads of a file share their rounds; each action of a recipe has its own. ``None`` for any other item.
     """
     base = item.nodeid.partition("[")[0]
     spec: TrialSpec | None = getattr(item, "spec", None)
     if spec is not None:
         return f"{base if is_of_recipe(base) else base.rpartition('::')[0]} {spec.trial_index}"
-    cell = getattr(item, "callspec", None) and item.callspec.params.get("aorta_trial")  # type: ignore[attr-defined]
-    return f"{base} {cell.index}" if cell else None
+    trial = trial_of_test(item)
+    return None if trial is None else f"{base} {trial.trial_index}"
 
 
 # Trials
 
 
 class Prefetcher:
-    """The trials of items that pytest has not come to yet, by node id, so that no slot is idle.
+    """Starts the trials of items that pytest has not reached yet, so that no slot is idle.
 
-    Which ones are needed may depend on others: where trials may end early, only so many are started ahead.
+    If the run may end early, it starts only twice as many trials as there are slots.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: SessionRun) -> None:
         self._run = run
         self._ahead = 2 * run.selection.resources.total_slots if run.selection.may_end_early else sys.maxsize
         #: Not started yet.
         self._queue: dict[str, tuple[pytest.Item, TrialSpec, TrialPaths]] = {}
         #: Started, or with an earlier result.
         self._waiting: dict[str, tuple[TrialJob, TrialPaths]] = {}
-        #: Their items did not run, and they are being ended.
+        #: Being ended, because their items did not run.
         self._dropped: list[tuple[TrialJob, TrialPaths]] = []
 
     def launch(self, trials: Iterable[tuple[pytest.Item, TrialSpec, TrialPaths]]) -> None:
@@ -366,10 +372,10 @@ class Prefetcher:
                 ahead += 1
 
     def take(self, nodeid: str) -> TrialJob | None:
-        found = self._waiting.pop(nodeid, None)
+        trial = self._waiting.pop(nodeid, None)
         self._queue.pop(nodeid, None)
         self._refill()
-        return None if found is None else found[0]
+        return None if trial is None else trial[0]
 
     def is_running(self, nodeid: str) -> bool:
         return nodeid in self._waiting and self._waiting[nodeid][0].started
@@ -380,16 +386,16 @@ class Prefetcher:
                 self.drop(nodeid)
 
     def drop(self, nodeid: str) -> None:
-        """End the trial of an item that is over and has not taken it: the item was skipped."""
+        """End the trial of an item that was skipped."""
         self._queue.pop(nodeid, None)
-        found = self._waiting.pop(nodeid, None)
-        if found is not None:
-            found[0].interrupt("its item was not run")
-            self._dropped.append(found)
+        trial = self._waiting.pop(nodeid, None)
+        if trial is not None:
+            trial[0].interrupt("its item was not run")
+            self._dropped.append(trial)
             self._refill()
 
     def interrupt(self, why: str) -> None:
-        """Cancel what has not started, end what runs; those first that would start instead of others."""
+        """Cancel waiting trials, then end running ones: a freed slot must not start another."""
         self._queue.clear()
         for trial, _ in reversed(self._waiting.values()):
             trial.interrupt(why)
@@ -409,11 +415,11 @@ class Prefetcher:
         return finished
 
 
-class Run:
+class SessionRun:
     """One per pytest process, and one per action of a recipe.
 
-    ``stamp``: name of the run in the history; a new one if not given. ``stopping_folder``: of an action, as of
-    ``Stopping``.
+    ``stamp``: name of the run in the history, by default a new one. ``stopping_folder``: returns the folder of
+    ``Stopping``, for an action.
     """
 
     def __init__(
@@ -429,44 +435,44 @@ class Run:
         before_use = partial(end_in_order_when_terminated, config)
         self.runner = Runner(selection, self.results, stamp, before_use, self.trial_started)
         self.stopping = Stopping(config, selection, stopping_folder)
-        #: Made when the first item is run, where there are several slots.
+        #: Made for the first item, if there are several slots.
         self.prefetcher: Prefetcher | None = None
-        #: Whether any setting has a value from anywhere.
+        #: Whether any setting has a value, from the command line, a variable or the ini file.
         self.is_mentioned = False
-        #: Names of trials on the command line, empty for all; ``None`` where none of ``--aorta-workload`` is collected.
+        #: Names of trials on the command line, empty for all; ``None`` if none of ``--aorta-workload`` is collected.
         self.chosen: set[str] | None = None
-        #: Of items, by node id: their trials, and what gives their paths.
+        #: By node id of an item: its trial, and the function that gives its paths.
         self.trials: dict[str, tuple[TrialSpec, PathsOf]] = {}
         #: Whether the options ask for trials of the tests that are collected; and all such trials.
         self.takes_tests = False
         self.tests: list[TrialSpec] = []
-        #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
+        #: The trials of ``--aorta-replay``, and runners for those that ``runner`` cannot run.
         self.replays: list[Replay] = []
         self.further_runners: dict[Hashable, Runner] = {}
         #: The runs of actions of recipes, by file and action.
-        self.of_actions: dict[tuple[Path, str], Run] = {}
-        #: Name of the action whose run this is, as its items have it.
+        self.of_actions: dict[tuple[Path, str], SessionRun] = {}
+        #: Name of the action, in the run of an action.
         self.action: str | None = None
-        #: Whether trials that fail are what is asked for.
+        #: Whether the action expects its trials to fail.
         self.expects_failures = False
         #: Called at the end with the cells that need no more trials, and why.
         self.on_decided: Callable[[Mapping[str, str]], object] | None = None
-        #: Of a job: gives the trials of other jobs that have begun, ``None``, or ended since the last call.
+        #: In a job: yields trials that other jobs started (``None``) or finished (facts) since the last call.
         self.others: Callable[[], Iterable[tuple[TrialSpec, TrialFacts | None]]] | None = None
-        #: Called with each record that was written.
+        #: Called with each written record.
         self.on_record: Callable[[Mapping[str, Any]], object] | None = None
-        #: How often items have begun, by their identity; and those that are equal, which have equal node ids.
+        #: How often each item has begun, by ``id(item)``; and the items with equal node ids.
         self._begun: Counter[int] = Counter()
         self._equal: dict[str, list[int]] = {}
         #: Whether there were items, and all of them are those of other shards; and what was refused, in a worker of
         #: xdist: the whole run ends as for a wrong option.
         self.all_elsewhere = False
         self.refused: str | None = None
-        #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
+        #: Fixtures and hooks that prevent prefetching; for each, an item that has it.
         self.held_by: dict[str, str] = {}
-        #: Trials that are over, and that no report has brought to the writer yet.
+        #: Finished trials that the writer has not received yet.
         self.unreported: list[RecordToWrite] = []
-        #: What has interrupted pytest itself, between two phases of an item as well as in one.
+        #: What interrupted pytest itself.
         self.interrupted: str | None = None
         self.interrupted_at = math.inf  # in seconds of ``time.monotonic()``
 
@@ -487,17 +493,17 @@ class Run:
             watcher.trial_started(trial, paths.file_in(self.results), self.shown_name(trial.spec), cell)
 
     def shown_cell(self, workload: str, cell: str) -> CellName:
-        """How a cell is shown: actions of a recipe may have the same ones."""
+        """The names of a cell for users; of a recipe with the action, since several actions may have the same cell."""
         return self.action or workload, cell
 
     def shown_name(self, spec: TrialSpec) -> str:
         return spec.item_name if self.action is None else f"{self.action}[{spec.item_name.partition('[')[2]}"
 
     def next_repeat(self, item: pytest.Item) -> Repeat:
-        """An item begins: plugins have items run again, or collect them several times.
+        """Count the start of an item, which other plugins may run again or collect several times.
 
-        No process asks another one: the number follows from the item's place among the equal items of the session,
-        which all workers collect alike, and from how often it has begun here.
+        The number follows from the item's place among equal items, which is the same in all workers, and from how often
+        it has begun here. So no process has to ask another one.
         """
         if not self._equal:
             for each in item.session.items:
@@ -509,7 +515,7 @@ class Run:
         return Repeat(times * len(equal) + place, again=times > 0)
 
     def has_result(self, item: pytest.Item) -> bool:
-        """Whether an item's trial has, with ``--aorta-resume``, a file that may stand for it."""
+        """Whether ``--aorta-resume`` may find a result for the trial of an item."""
         paths: TrialPaths | None = getattr(item, "paths", None)
         return self.selection.resume and paths is not None and paths.file_in(self.results).exists()
 
@@ -525,8 +531,8 @@ class Run:
     ) -> TrialJob:
         """Start the trial of an item, unless it was prefetched or, with ``--aorta-resume``, has a result.
 
-        ``again``: whether the item has run before in this run; then nothing that is there stands for it. Skips the
-        item where no more trials of the cell ``key`` are needed.
+        ``again``: whether the item has run before in this run, which rules out an earlier result. Skip the item if the
+        cell ``key`` needs no more trials.
         """
         if self.prefetcher is not None and not extra_env and not paths.repeat:
             running = self.prefetcher.take(item.nodeid)
@@ -542,7 +548,7 @@ class Run:
         return self.runner.start(spec, paths, deadline)
 
     def add_record(self, item: pytest.Item, paths: TrialPaths, record: TrialResult, resumed: bool = False) -> None:
-        """Have the item's last report bring this record to the process that writes."""
+        """Attach a record to the item's last report, for the process that writes."""
         not_kept = self.runner.store.not_kept.pop(paths, ())
         trial = RecordToWrite(str(paths.file), record.to_dict(), resumed, list(not_kept))
         payload = item.stash[PAYLOAD]
@@ -566,11 +572,11 @@ class Run:
             runner.close()
 
 
-#: Options that say what is not in the records.
+#: Options that may be given beside ``--aorta-replay``: records do not have their values.
 _BESIDE_REPLAY = ("replay", "results-dir", "extra-env", "host")
 
 
-def run_of(config: pytest.Config) -> Run:
+def run_of(config: pytest.Config) -> SessionRun:
     if RUN not in config.stash:
         decided = decisions_of_controller(config)
         if decided.get("each"):
@@ -593,14 +599,14 @@ def run_of(config: pytest.Config) -> Run:
                 resources=Resources(hosts=selection.resources.hosts),
             )
         stamp: str | None = decided.get("stamp", config.stash.get(STAMP, None))
-        config.stash[RUN] = Run(config, selection, stamp)
+        config.stash[RUN] = SessionRun(config, selection, stamp)
     return config.stash[RUN]
 
 
-def current_run(config: pytest.Config) -> Run | None:
+def current_run(config: pytest.Config) -> SessionRun | None:
     return config.stash.get(RUN, None)
 
 
-def current_runs(config: pytest.Config) -> list[Run]:
+def current_runs(config: pytest.Config) -> list[SessionRun]:
     run = config.stash.get(RUN, None)
     return [] if run is None else [run, *run.of_actions.values()]

@@ -1,5 +1,5 @@
-"""Trials that are run again: the items of ``--aorta-replay``; at the end of a run, those that have failed, or one that
-differs from others, to find the operator that makes the difference."""
+"""Replays: the items of ``--aorta-replay``; and, at the end of a run, failed trials with collectors, or trials that
+differ, to find the operator that makes the difference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, is_
 from pytest_aorta.plan import Plan
 from pytest_aorta.plugin.compat import end_line
 from pytest_aorta.plugin.failures import TrialFailed
-from pytest_aorta.plugin.run import Run, end_in_order_when_terminated, reason_of
+from pytest_aorta.plugin.run import SessionRun, end_in_order_when_terminated, reason_of
 from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, item_of
 from pytest_aorta.registry import one_line_of
 from pytest_aorta.replay import Replay, ReplayError, find_replays, read_record, spec_of
@@ -47,40 +47,40 @@ if TYPE_CHECKING:
     from pytest_aorta.workspace.paths import TrialPaths
 
 
-def read_replays(config: pytest.Config, run: Run) -> dict[str, TrialSpec]:
+def read_replays(config: pytest.Config, run: SessionRun) -> dict[str, TrialSpec]:
     __tracebackhide__ = True  # pytest would show the variables
     selection = run.selection
     try:
         run.replays = find_replays(selection.replays, selection.extra_env, selection.resources.hosts)
     except ReplayError as error:
         raise pytest.UsageError(f"--aorta-replay: {error}") from None
-    secrets = {name for found in run.replays for name in found.secrets}
+    secrets = {name for replay in run.replays for name in replay.secrets}
     if config.getoption("aorta_extra_env") and (unwanted := sorted(set(selection.extra_env) - secrets)):
         raise pytest.UsageError(
             f"--aorta-extra-env {unwanted[0]}=...: a replay has the variables of its record; only the values of "
             f"secrets, which are not in there, are to be given: {', '.join(sorted(secrets)) or 'these have none'}"
         )
-    run.trials.update({found.nodeid: (found.spec, found.paths_of) for found in run.replays})
-    return {found.name: found.spec for found in run.replays}
+    run.trials.update({replay.nodeid: (replay.spec, replay.paths_of) for replay in run.replays})
+    return {replay.name: replay.spec for replay in run.replays}
 
 
-def replay_items(run: Run, module_of: ModuleOf) -> Iterator[ReplayItem]:
+def replay_items(run: SessionRun, module_of: ModuleOf) -> Iterator[ReplayItem]:
     sibling: ReplayItem | None = None
-    for found in run.replays:
-        sibling = item_of(ReplayItem, module_of(found.spec), found.name, run, found.spec, found.paths_of, sibling)
-        sibling.replay = found
+    for replay in run.replays:
+        sibling = item_of(ReplayItem, module_of(replay.spec), replay.name, run, replay.spec, replay.paths_of, sibling)
+        sibling.replay = replay
         yield sibling
 
 
 class ReplayItem(TrialItem):
-    """A trial that is run again. What its fixtures say of variables does not count: the record has them all."""
+    """Runs a recorded trial again. Its variables come from the record, and not from fixtures."""
 
     replay: Replay
 
     def launch(self, extra_env: Mapping[str, str]) -> TrialJob:
         run, shared = self.trial_run, _shared(self.spec)
         if shared not in run.further_runners:
-            plan = Plan(tuple(found.spec for found in run.replays if _shared(found.spec) == shared))
+            plan = Plan(tuple(replay.spec for replay in run.replays if _shared(replay.spec) == shared))
             run.further_runners[shared] = _runner_like(run, self.spec, [plan], run.trial_started)
         try:
             return run.further_runners[shared].start(self.spec, self.paths)
@@ -93,9 +93,9 @@ class ReplayItem(TrialItem):
 
 
 def _runner_like(
-    run: Run, spec: TrialSpec, plans: Iterable[Plan], on_start: Callable[[TrialJob, TrialPaths], object]
+    run: SessionRun, spec: TrialSpec, plans: Iterable[Plan], on_start: Callable[[TrialJob, TrialPaths], object]
 ) -> Runner:
-    """On the resources, and with the limits, that a trial had."""
+    """A runner with the resources and limits of a trial."""
     limits, resources = spec.limits, spec.resources
     selection = replace(run.selection, execution=spec.execution, limits=limits, resources=resources, resume=False)
     before_use = partial(end_in_order_when_terminated, run.config)
@@ -109,22 +109,22 @@ def _shared(spec: TrialSpec) -> Hashable:
     return spec.resources, spec.limits.grace, elastic if is_multi_node(elastic) else None
 
 
-class Again:
-    """Trials of a run that has come to its end, run again from their records."""
+class Reruns:
+    """Runs trials of a finished run again, from their records."""
 
-    def __init__(self, run: Run, plans: Iterable[Plan]) -> None:
+    def __init__(self, run: SessionRun, plans: Iterable[Plan]) -> None:
         self.run = run
-        #: Of the run's trials: they have the secrets that records do not have.
+        #: The trials of the run, which have the secrets that records lack.
         self._specs = {
             (spec.workload.name, spec.cell, spec.trial_index): spec for plan in plans for spec in plan.trials
         }
         self._runners: dict[Hashable, Runner] = {}
-        #: How many replays each file has; and how many trials were run again to look at a place in them.
+        #: Number of replays of each file; and number of replays that looked at a place.
         self._files: Counter[PurePosixPath] = Counter()
         self._looks = 0
 
     def replay(self, facts: TrialFacts, collect: tuple[str, ...], folder: str = "") -> Replay:
-        """The replay of a trial with other collectors; ``folder``: below that of replays. Raises ``ReplayError``."""
+        """Make the replay of a trial with other collectors, in a ``folder`` of replays. Raises ``ReplayError``."""
         if self.run.runner.store.number is not None:
             raise ReplayError("several processes run each trial together")
         file, selection = self.run.results / facts.file, self.run.selection
@@ -132,12 +132,12 @@ class Again:
         known = self._specs.get((facts.key.workload, facts.key.cell, facts.index))
         variables = {**({} if known is None else known.overlay), **selection.extra_env}
         spec = replace(spec_of(record, variables, selection.resources.hosts), collect=collect)
-        found = Replay(file, record, spec, folder=f"{REPLAY}/{folder}")
-        self._files[found.paths.file] += 1
-        return replace(found, number=self._files[found.paths.file])
+        replay = Replay(file, record, spec, folder=f"{REPLAY}/{folder}")
+        self._files[replay.paths.file] += 1
+        return replace(replay, number=self._files[replay.paths.file])
 
     def results(self, replays: Iterable[Replay]) -> Iterator[tuple[Replay, TrialResult]]:
-        """Run the trials, as many at a time as they had slots, and write their records; in the order given."""
+        """Run replays, as many at a time as they had slots, and write their records; yield these in the same order."""
         started: list[tuple[Replay, TrialJob]] = []
         try:
             for replay in replays:
@@ -162,7 +162,7 @@ class Again:
         return self._runners[shared]
 
     def at_place(self, traced: Traced, at: Mapping[str, Any]) -> Path:
-        """Run a trial again, with operators recorded at a place; the folder of what it has recorded."""
+        """Run a trial again and record its operators at a place; return the folder of the recording."""
         results = self.run.results
         self._looks += 1
         file = (results / REPLAY / "divergence" / f"at_{self._looks}.json").absolute()
@@ -183,19 +183,21 @@ class Again:
             runner.close()
 
 
-def observed_again(run: Run, plans: Iterable[Plan], triage: Triage, table: Table, *, may_run: bool) -> Table:
-    """The table with what collectors ask for when all trials are over: replays of those that failed, or of one that
-    differs. ``may_run``: whether trials may be run again."""
-    again = Again(run, plans)
+def observed_again(run: SessionRun, plans: Iterable[Plan], triage: Triage, table: Table, *, may_run: bool) -> Table:
+    """Add to the table what collectors ask for after the last trial: replays of failed or of differing trials.
+
+    ``may_run``: whether trials may be run again.
+    """
+    again = Reruns(run, plans)
     problems: list[str] = []
     try:
         if any(text.partition(":")[0] == "divergence" for text in run.selection.collect):
-            found: list[dict[str, Any]] = []
+            differing: list[dict[str, Any]] = []
             try:
-                _compare(again, triage, found, may_run=may_run)
+                _compare(again, triage, differing, may_run=may_run)
             except (Exception, KeyboardInterrupt) as error:
                 problems.append(f"which trials differ: the comparison has ended early: {one_line_of(error)}")
-            return replace(table, divergence=tuple(found), warnings=(*table.warnings, *problems))
+            return replace(table, divergence=tuple(differing), warnings=(*table.warnings, *problems))
         replayed: dict[CellKey, list[Replayed]] = {}
         try:
             if may_run:
@@ -211,9 +213,9 @@ def observed_again(run: Run, plans: Iterable[Plan], triage: Triage, table: Table
 
 
 def _replay_failures(
-    again: Again, triage: Triage, replayed: dict[CellKey, list[Replayed]], problems: list[str]
+    again: Reruns, triage: Triage, replayed: dict[CellKey, list[Replayed]], problems: list[str]
 ) -> None:
-    """Each failed trial beside its replay with collectors, by its cell, or why there is none."""
+    """Replay failed trials with collectors; add trial and replay to ``replayed``, or the reason to ``problems``."""
     replays: list[Replay] = []
     failed: list[TrialFacts] = []
     for facts in (facts for cell in triage.cells for facts in cell.finished if facts.is_failure):
@@ -230,16 +232,18 @@ def _replay_failures(
         replayed.setdefault(first.key, []).append((first, second))
 
 
-def _compare(again: Again, triage: Triage, found: list[dict[str, Any]], *, may_run: bool) -> None:
-    """Which trials differ, with sentences; and where cells differ first, once within a cell and once between two, the
-    operator that makes the difference."""
+def _compare(again: Reruns, triage: Triage, differing: list[dict[str, Any]], *, may_run: bool) -> None:
+    """Add the trials that differ to ``differing``, with sentences.
+
+    Find the operator that makes the first difference, once within a cell and once between two.
+    """
     run = again.run
     trials = int(load(run.selection.collect, run.registry)["divergence"].given["zoom"])
     cells = [(cell.key, cell.finished) for cell in triage.cells]
     zoomed: set[bool] = set()
     for divergence in divergences(cells, run.results, triage.baselines().of):
         plain = divergence.to_plain()
-        found.append(plain)
+        differing.append(plain)
         is_between = divergence.of is not None
         if may_run and trials and divergence.first is not None and is_between not in zoomed:
             zoomed.add(is_between)
@@ -252,7 +256,7 @@ def _compare(again: Again, triage: Triage, found: list[dict[str, Any]], *, may_r
 
 
 def _zoom(
-    again: Again, reference: Traced, other: Traced, place: FirstDifference, trials: int
+    again: Reruns, reference: Traced, other: Traced, place: FirstDifference, trials: int
 ) -> tuple[str, Mapping[str, Any]]:
     results = str(again.run.results.absolute())
     hindrances = {

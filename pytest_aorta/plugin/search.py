@@ -14,7 +14,7 @@ from pytest_aorta.plan import Plan, PlanError, Selection, check_variables, overl
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.ordinary_tests import in_a_process
-from pytest_aorta.plugin.run import PAYLOAD, ReportPayload, Run, reason_of, run_of
+from pytest_aorta.plugin.run import PAYLOAD, ReportPayload, SessionRun, reason_of, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, use_fixtures
 from pytest_aorta.registry import Mitigation
 from pytest_aorta.search import Search, Wanted
@@ -33,18 +33,18 @@ class Subsets:
     def __init__(self, baseline: TrialSpec, whole: TrialSpec, mitigations: list[Mitigation]) -> None:
         self._baseline = replace(baseline, execution=in_a_process(baseline.execution))
         self._whole = replace(whole, execution=in_a_process(whole.execution))
-        #: Variable to its value, and to the name of the mitigation that sets it, later ones winning.
+        #: Variable to its value and the mitigation that sets it; later mitigations win.
         self._values: dict[str, tuple[str, str]] = {}
         for mitigation in mitigations:
             for name, value in mitigation.env.items():
                 self._values.pop(name, None)
                 self._values[name] = value, mitigation.name
-        #: Those that the set changes, in its order.
+        #: Variables that the set changes, in its order.
         self.variables = tuple(name for name in self._values if baseline.overlay.get(name) != whole.overlay.get(name))
         self._numbers: dict[tuple[str, ...], int] = {self.variables: whole.mitigation_index}
 
     def spec(self, wanted: Wanted) -> TrialSpec:
-        """A trial of the baseline, of the whole set, or of a part: ``eight.OMP_NUM_THREADS+eight.MKL_NUM_THREADS``."""
+        """A trial of the baseline, the whole set, or a part: ``eight.OMP_NUM_THREADS+eight.MKL_NUM_THREADS``."""
         variables = wanted.arm
         if variables is None:
             return replace(self._baseline, trial_index=wanted.index)
@@ -70,7 +70,7 @@ class SearchItem(GeneratedFunction):
     spec_of: Callable[[Wanted], TrialSpec]
 
     def runtest(self) -> None:
-        """Run the trials that the search asks for, and report each wave as it ends: all may take hours."""
+        """Run the trials of the search; report each wave when it ends, since the search may take hours."""
         __tracebackhide__ = True
         run = run_of(self.config)
         self.stash[PAYLOAD] = ReportPayload()
@@ -96,7 +96,7 @@ class SearchItem(GeneratedFunction):
         if not success:
             raise TrialFailed(sentence)
 
-    def _run(self, run: Run, specs: list[TrialSpec], extra_env: Mapping[str, str]) -> list[TrialFacts]:
+    def _run(self, run: SessionRun, specs: list[TrialSpec], extra_env: Mapping[str, str]) -> list[TrialFacts]:
         started: list[tuple[TrialJob, TrialPaths]] = []
         facts = []
         try:
@@ -146,7 +146,7 @@ def searches_of(plan: Plan, selection: Selection) -> list[TrialSpec]:
     return [spec for spec in plan.trials if spec.mitigations == selection.minimize and spec.trial_index == 0]
 
 
-def search_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[SearchItem]:
+def search_items(plan: Plan, run: SessionRun, module_of: ModuleOf) -> Iterator[SearchItem]:
     """The items of a plan whose cells are the positions of a bisection, or baseline and whole set."""
     sibling: SearchItem | None = None
     for spec in searches_of(plan, run.selection):
@@ -157,7 +157,7 @@ def search_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[SearchIt
         yield sibling
 
 
-def _bisection(plan: Plan, run: Run, first: TrialSpec) -> tuple[Search, Callable[[Wanted], TrialSpec]]:
+def _bisection(plan: Plan, run: SessionRun, first: TrialSpec) -> tuple[Search, Callable[[Wanted], TrialSpec]]:
     selection = run.selection
     request = selection.bisect
     assert request is not None
@@ -188,7 +188,7 @@ def _bisection(plan: Plan, run: Run, first: TrialSpec) -> tuple[Search, Callable
     return search, spec_of
 
 
-def _minimization(plan: Plan, run: Run, whole: TrialSpec) -> tuple[Search, Callable[[Wanted], TrialSpec]]:
+def _minimization(plan: Plan, run: SessionRun, whole: TrialSpec) -> tuple[Search, Callable[[Wanted], TrialSpec]]:
     selection = run.selection
     baseline = next(
         spec

@@ -1,4 +1,4 @@
-"""What pytest's terminal shows of trials: the header, the table of cells with their verdicts, and what else to know."""
+"""The terminal's view of trials: the header, the table of cells with verdicts, and the lines below it."""
 
 from __future__ import annotations
 
@@ -27,61 +27,61 @@ from pytest_aorta.workspace.paths import HISTORY, TrialPaths
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_aorta.plugin.run import RecordToWrite, Run
+    from pytest_aorta.plugin.run import RecordToWrite, SessionRun
 
-#: Differences shown, the trial file has all; and names of commands.
+#: Most differences of a replay that are shown; and most names of commands.
 _MOST = 12
 
-#: Columns of a terminal that is narrower, or none, as pytest has it.
+#: Least columns of the table, also for a narrower terminal.
 _NARROWEST = 80
 
-#: Reasons that are shown for a result that was not kept.
+#: Most reasons that are shown why earlier results were not kept.
 _MOST_REASONS = 6
 
-#: Phases that begin once the ranks of a trial run; trials, and the share of their time, that say something of imports.
+#: Phases in which ranks run; least trials, and least share of their time, for a line about imports.
 _OF_A_TRIAL, _FEWEST, _SHARE = ("setup", "run", "cleanup", "exit"), 2, 0.25
 
-#: Different warnings that the summary shows; all are in the trial files.
+#: Most warnings that the summary shows; the trial files have all.
 _WARNINGS = 20
 
 
 @dataclass
 class CellSummary:
     trials: int = 0
-    #: How many trials are ok only because their ranks were started again.
+    #: Trials that are ok only because their ranks were restarted.
     restarted: int = 0
-    #: How many trials did not run in their environment, and what the first of them has found.
+    #: Trials that did not run in their environment; and what the first one saw instead.
     elsewhere: int = 0
     found_there: str = ""
-    #: How many trials could run at a time, of how many trials.
+    #: Number of slots to number of trials that ran with so many.
     at_a_time: Counter[int] = field(default_factory=Counter)
-    #: How many trials are ok whose process ended badly, and what the first of these has.
+    #: Trials that are ok although their process ended badly; and the message of the first one.
     bad_ends: int = 0
     bad_end: str = ""
-    #: How its trials were started, and why, as the last one has it.
+    #: How the last trial was started, and why.
     how_started: str = ""
-    #: Of trials whose ranks are forks: the seconds of their imports by module, and of all their phases.
+    #: For each trial whose ranks are forks: seconds of imports by module, and seconds of all phases.
     imports: list[tuple[dict[str, float], float]] = field(default_factory=list)
-    #: How many trials have each.
+    #: Warning to number of trials that have it.
     warnings: Counter[str] = field(default_factory=Counter)
 
 
-class Summary:
-    def __init__(self, run: Run) -> None:
+class TerminalSummary:
+    def __init__(self, run: SessionRun) -> None:
         self._run = run
         self._cells: dict[CellKey, CellSummary] = {}
         #: Earlier records that were removed from the history.
         self.pruned = 0
-        #: How many trials had a result already.
+        #: Number of trials that had a result already.
         self._resumed = 0
         self._replays: list[str] = []
-        #: How the repeats of trials have ended.
+        #: Exit status to number of repeats of trials.
         self._repeats: Counter[str] = Counter()
-        #: Why other earlier results were not kept, and how many.
+        #: Reason to number of earlier results that were not kept.
         self._not_kept: Counter[str] = Counter()
-        #: Of trials that run beside others, on how many each thing was imposed.
+        #: What was imposed on trials that ran side by side, with the number of these trials.
         self._imposed: Counter[str] = Counter()
-        #: Of the trial with most threads for a core: that, what runs it, how many at a time; ranks, threads, cores.
+        #: The trial with most threads per core: this ratio, what runs it, how many at a time; ranks, threads, cores.
         self._crowd: tuple[float, str, int, int, int, int] | None = None
 
     def add(self, trial: RecordToWrite, key: CellKey) -> None:
@@ -158,7 +158,7 @@ class Summary:
         terminal.write_line(f"results: {_shown(run)}")
 
     def _lines(self, table: Table) -> Iterator[tuple[str, str]]:
-        """What is below the table, with its colours: of the table, of each cell, of all trials."""
+        """Lines below the table, each with its colour: about the table, about each cell, about all trials."""
         from pytest_aorta.triage.starts import where_it_starts
 
         for line in where_it_starts(table):
@@ -167,8 +167,8 @@ class Summary:
             yield printable(f"warning: {line}"), "yellow"
         lines = [
             printable(f"warning: {key.workload} {key.cell}: {text} ({counted(number, 'trial')})")
-            for key, found in self._cells.items()
-            for text, number in sorted(found.warnings.items())
+            for key, cell in self._cells.items()
+            for text, number in sorted(cell.warnings.items())
         ]
         if (more := len(lines) - _WARNINGS) > 0:
             lines[_WARNINGS:] = [f"{counted(more, 'more warning')} in the trial files"]
@@ -176,25 +176,25 @@ class Summary:
             yield line, "yellow"
         for line in self._replays:
             yield line, ""
-        for key, found in self._cells.items():
-            if found.restarted:
-                yield f"{counted(found.restarted, 'trial')} of {key.label} ok only after a restart of the ranks", ""
-            if found.bad_ends:
+        for key, cell in self._cells.items():
+            if cell.restarted:
+                yield f"{counted(cell.restarted, 'trial')} of {key.label} ok only after a restart of the ranks", ""
+            if cell.bad_ends:
                 yield (
-                    f"{counted(found.bad_ends, 'trial')} of {key.label} ok, but not its end: {found.bad_end}",
+                    f"{counted(cell.bad_ends, 'trial')} of {key.label} ok, but not its end: {cell.bad_end}",
                     "yellow",
                 )
-            if len(found.at_a_time) > 1:
-                counts = " and ".join(f"{number} with {slots}" for slots, number in sorted(found.at_a_time.items()))
+            if len(cell.at_a_time) > 1:
+                counts = " and ".join(f"{number} with {slots}" for slots, number in sorted(cell.at_a_time.items()))
                 yield f"trials of {key.label} ran with different numbers of slots: {counts}", "yellow"
-            if found.elsewhere:
-                what = f"{counted(found.elsewhere, 'trial')} of {key.label} did not run in that environment"
-                yield f"{what}: {found.found_there}", "yellow"
+            if cell.elsewhere:
+                what = f"{counted(cell.elsewhere, 'trial')} of {key.label} did not run in that environment"
+                yield f"{what}: {cell.found_there}", "yellow"
         run, total = self._run, sum(cell.trials for cell in self._cells.values())
         if run.config.get_verbosity() > 0:
-            for key, found in self._cells.items():
-                yield f"starts of {key.label}: {found.how_started}", ""
-        elif any(found.how_started == FORKS for found in self._cells.values()):
+            for key, cell in self._cells.items():
+                yield f"starts of {key.label}: {cell.how_started}", ""
+        elif any(cell.how_started == FORKS for cell in self._cells.values()):
             yield f"{FORKS}, and is what --aorta-isolation fork means", ""
         yield from ((line, "") for line in preload_lines(self._cells.values(), run.selection.execution.preload))
         if self._repeats:
@@ -228,7 +228,7 @@ class Summary:
 
 
 def preload_lines(cells: Iterable[CellSummary], preload: str | tuple[str, ...]) -> Iterator[str]:
-    """Which imports take more than a quarter of a trial, in forks of a process that could have imported them once."""
+    """Lines on imports that take more than a quarter of a trial, and that ``--aorta-preload`` would do once."""
     trials = [each for cell in cells for each in cell.imports]
     if len(trials) < _FEWEST or preload == "none":
         return
@@ -260,23 +260,23 @@ def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:
 
 
 def understood(result: Mapping[str, Any]) -> str:
-    found = result["result"].get("output") or {}
+    output = result["result"].get("output") or {}
     launcher, ranks = launcher_in(str(result["config"].get("command", ""))), len(result["ranks"])
     if launcher is None and result.get("elastic"):
         launcher = "torchrun"
     parts = [f"{launcher}, {counted(ranks, 'rank')}" if launcher and ranks else launcher or "no launcher"]
-    parts += [f"{pattern} matched {counted(lines, 'line')}" for pattern, lines in (found.get("matched") or {}).items()]
+    parts += [f"{pattern} matched {counted(lines, 'line')}" for pattern, lines in (output.get("matched") or {}).items()]
     steps = result["result"].get("executed_iterations")
     parts += [counted(steps, "step")] if steps is not None else []
-    if devices := (found.get("devices") or result["imposed"].get("devices")):
+    if devices := (output.get("devices") or result["imposed"].get("devices")):
         parts.append(f"used {', '.join(map(str, devices))}")
-    elif "devices" in found:
+    elif "devices" in output:
         parts.append("no GPU")
     return printable(f"aorta: {result['workload']}: {'; '.join(parts)}")
 
 
-def header(run: Run) -> list[str]:
-    """The plan in a line, how commands are started, what so many trials can show, and what part of all is run."""
+def header(run: SessionRun) -> list[str]:
+    """Lines on the plan, the start of commands, what so many trials can show, and the shard."""
     selection, lines = run.selection, list[str]()
     if run.chosen is not None and run.replays:
         lines.append(f"{counted(len(run.replays), 'replay')}, results in {_shown(run)}")
@@ -287,7 +287,7 @@ def header(run: Run) -> list[str]:
     return [f"aorta: {line}" for line in lines]
 
 
-def _of_plan(run: Run) -> Iterator[str]:
+def _of_plan(run: SessionRun) -> Iterator[str]:
     resources, cells = run.selection.resources, [*run.plan.cells.values()]
     parts = [f"plan {run.plan.digest}"]
     parts.append(f"{counted(len(run.plan.trials), 'trial')} in {counted(sum(map(len, cells)), 'cell')}")
@@ -305,8 +305,8 @@ def _of_plan(run: Run) -> Iterator[str]:
         parts.append(f"devices {devices_text(resources.devices)}" + (" (names only: there is no GPU)" if names else ""))
     yield ", ".join([*parts, f"results in {_shown(run)}"])
     # How commands are started; a trial may find out that its process cannot be forked.
-    found: dict[str, list[str]] = {"in a fork of a prepared interpreter": [], "as typed": []}
-    forked, typed = found.values()
+    commands_by_way: dict[str, list[str]] = {"in a fork of a prepared interpreter": [], "as typed": []}
+    forked, typed = commands_by_way.values()
     for spec in {spec.workload.name: spec for spec in run.plan.trials}.values():
         if spec.workload.target == COMMAND_TARGET:
             may_fork = spec.execution.isolation == "fork" and spec.execution.launcher != AS_TYPED
@@ -314,7 +314,7 @@ def _of_plan(run: Run) -> Iterator[str]:
             line = line_of(spec.overrides["command"], path) if may_fork else None
             ranks = ", with its ranks" if line is not None and line.is_agent else ""
             (typed if line is None else forked).append(f"{spec.workload.name}{ranks}")
-    for how, commands in found.items():
+    for how, commands in commands_by_way.items():
         if commands:
             yield f"{how}: {', '.join(first_names(commands, _MOST))}"
     # What the planned trials can show, where their number is set before.
@@ -331,23 +331,23 @@ def _of_plan(run: Run) -> Iterator[str]:
         yield f"{trials} of each cell{shows}"
 
 
-def _shown(run: Run, path: Path | None = None) -> Path:
+def _shown(run: SessionRun, path: Path | None = None) -> Path:
     start, path = run.config.invocation_params.dir, path or run.results
     return path.relative_to(start) if path.is_relative_to(start) else path
 
 
 # The table, in the width of the terminal
 
-#: Cells that are shown one by one: of more, those that say most.
+#: Most cells that are shown one by one: the most telling ones.
 MOST_CELLS = 40
 
-#: Of more cells, a way to fail is only shown where it is new.
+#: With more cells than this, each way to fail is shown only once.
 _FEW_CELLS = 12
 
-#: Operators that are shown of a cell.
+#: Most operators that are shown per cell.
 _MOST_OPERATORS = 3
 
-#: Ways to fail that are shown of a cell.
+#: Most ways to fail that are shown per cell.
 _MOST_WAYS = 4
 
 _GAP = "  "
@@ -372,7 +372,7 @@ _COLOURS: Mapping[VerdictKind, str] = {
 
 
 class Piece(NamedTuple):
-    """A part of a line; ``colour`` is a name that pytest's terminal writer knows, or empty."""
+    """A part of a line; ``colour``: a name of pytest's terminal writer, or empty."""
 
     text: str
     colour: str = ""
@@ -382,7 +382,7 @@ Line = tuple[Piece, ...]
 
 
 def table_lines(table: Table, width: int) -> list[Line]:
-    """The table, what belongs to each cell below it, and what it comes to; no line is wider than ``width``."""
+    """Lines of the table, of further facts below each cell, and of the conclusion; none is wider than ``width``."""
     rows = shown = [row for row in table.rows if row.cell.total]
     if len(rows) > MOST_CELLS:
         importance = list(MEANINGS)
@@ -439,7 +439,7 @@ def table_lines(table: Table, width: int) -> list[Line]:
 
 
 def shortened(text: str, width: int) -> str:
-    """A text on one line that fits; of a longer one, the middle is left out."""
+    """A text on one line; if it is wider than ``width``, without its middle."""
     indent = " " * (len(text) - len(text.lstrip(" ")))
     text = indent + one_line(text)
     if terminal_width(text) <= width:
@@ -457,15 +457,15 @@ def shortened(text: str, width: int) -> str:
     return f"{text[:left]}...{text[right:]}"
 
 
-#: Of a table, a name that is longer than this part of its width is shortened by what all cells share.
+#: A name longer than this share of the table's width loses what all cells have in common.
 _LONG_NAME = 0.3
 
 
 def _shared(cells: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
-    """Names of cells, of their environments and mitigations, without what all share.
+    """Names of cells without what all their environments and mitigations have in common.
 
-    That is the environment, and the beginning of the names of variables: ``none``, ``FAST_ATTN=0 FUSED_ADAM=0`` of
-    ``local-none``, ``local-MYLIB_FAST_ATTN=0+MYLIB_FUSED_ADAM=0``.
+    This may be the environment, and a prefix of all variables: ``local-none`` and
+    ``local-MYLIB_FAST_ATTN=0+MYLIB_FUSED_ADAM=0`` become ``none`` and ``FAST_ATTN=0 FUSED_ADAM=0``.
     """
     names = {name.partition("=")[0] for _, mitigations in cells for name in mitigations if "=" in name}
     words = [name.split("_")[:-1] for name in names]
@@ -479,9 +479,9 @@ def _shared(cells: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
 
 
 def _names(rows: Sequence[Row], width: int) -> dict[CellKey, tuple[str, str]]:
-    """What is written for each cell: a heading and an indented name, or no heading and all in one name.
+    """Heading and name of each cell: a heading and an indented name, or an empty heading and all in one name.
 
-    Long names are shortened. Cells that differ in what is not shown, such as values of variables, are numbered.
+    Long names are shortened. Cells with equal names, which differ for instance in values of variables, are numbered.
     """
     cells = [row.cell for row in rows]
     labels_of = {cell.key: cell.key.cell for cell in cells}
@@ -498,13 +498,13 @@ def _names(rows: Sequence[Row], width: int) -> dict[CellKey, tuple[str, str]]:
         alike[shown] += 1
         label = f"{key.cell} #{alike[shown]}" if alike[shown] > 1 else labels_of[key]
         groups.setdefault(shown[:3], []).append((key, label))
-    found = {}
+    names = {}
     for (test, workload, options), labels in groups.items():
         heading = one_line(f"{test} {workload} {options}")
         for key, label in labels:
             alone = one_line(f"{test} {workload} {label} {options}")
-            found[key] = ("", alone) if len(labels) == 1 else (heading, f"  {one_line(label)}")
-    return found
+            names[key] = ("", alone) if len(labels) == 1 else (heading, f"  {one_line(label)}")
+    return names
 
 
 def _row(
@@ -522,7 +522,7 @@ def _row(
 
 
 def _notes(row: Row, has_long_verdicts: bool, has_speeds: bool, seen: set[str]) -> Iterator[Piece]:
-    """What belongs to a cell and has no column. ``seen``: ways to fail that need no further line."""
+    """Lines on a cell for facts without a column. ``seen``: ways to fail that need no further line."""
     verdict = row.verdict
     if verdict.reason and row.has_verdict:
         said = verdict.reason if verdict.is_likely else f"{verdict.kind}: {verdict.reason}"
@@ -566,7 +566,7 @@ def _ways(row: Row, seen: set[str]) -> Iterable[Piece]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines at most so wide; a word that is wider is shortened."""
+    """Break lines at ``width``; shorten wider words."""
     lines = [""]
     for word in one_line(text).split():
         word = shortened(word, width)

@@ -11,7 +11,7 @@ import pytest
 from pytest_aorta.plan import Plan, Selection, trials_of
 from pytest_aorta.plugin import NOT_EACH, is_controller, is_each, is_worker
 from pytest_aorta.plugin.compat import tear_down_before
-from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, shown_failure
+from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, add_failed_trials, shown_failure
 from pytest_aorta.plugin.options import given_options
 from pytest_aorta.plugin.run import (
     NO_ITEM,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: Options that ask for trials of the tests that are collected, where nothing else is to have trials.
+#: Options that ask for trials of collected tests, if nothing else on the command line has trials.
 _ASKING = ("trials", "mitigations", "environment", "stop")
 
 
@@ -89,7 +89,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str] | None:
-    """One line when there is a plan, and one when it is divided."""
+    """Lines on the plan and its shard."""
     run = current_run(config)
     if run is None or config.get_verbosity() < 0:
         return None
@@ -100,18 +100,18 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """A file with workloads that was given is not imported here."""
+    """Collect a given file with workloads without importing it."""
     if module_path not in parent.config.stash.get(GIVEN, ()):
         return None
     from pytest_aorta.plugin.collection import WorkloadFile  # a run without trials does not need it
 
-    found: pytest.Module = WorkloadFile.of(parent, module_path)
-    return found
+    module: pytest.Module = WorkloadFile.of(parent, module_path)
+    return module
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Only the items of this shard, and those that meet the conditions; before ``-k``, which is left out of both."""
+    """Keep items of this shard that meet the conditions. This comes before ``-k``, so ``-k`` changes no shard."""
     run = current_run(config)
     if run is not None and (run.selection.shard is not None or run.selection.where):
         from pytest_aorta.plugin.collection import select_items
@@ -141,7 +141,7 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Before the first item, refuse what would prevent every trial; end all processes before coverage is combined."""
+    """Check before the first item what would prevent every trial; end all processes before coverage is combined."""
     option = session.config.option
     # pytest's own loop, which comes after this, will not start when something could not be collected.
     broken = session.testsfailed and not option.continue_on_collection_errors
@@ -170,7 +170,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Trials for which there is no time are not run."""
+    """Drop an item whose round may not begin, because the time is over."""
     run = current_run(item.config)
     if run is None or run.selection.stop.seconds is None or getattr(item, "trial_run", run).has_result(item):
         return None
@@ -185,15 +185,13 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach what the item's trials have to report, as plain data; show a failed trial as text."""
+    """Attach the payload of the item's trials as plain data; show a failed trial as text."""
     report = yield
     error = None if call.excinfo is None else call.excinfo.value
     payload = item.stash.get(PAYLOAD, None)
     if isinstance(error, TrialFailed | TrialBroken):
         report.longrepr = shown_failure(error.failure if isinstance(error, TrialBroken) else error, item)
     elif report.failed and call.when != "teardown" and payload is not None:
-        from pytest_aorta.plugin.ordinary_tests import add_failed_trials
-
         add_failed_trials(report, item)
     elif report.skipped and isinstance(error, NotNeeded):
         report.longrepr = longrepr_of_skip(item, error)  # type: ignore[assignment]
@@ -209,7 +207,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
-    """TIMEOUT, and ERROR where the workload is not what failed; of recipes, KEPT for what is complete already."""
+    """Words of our own: TIMEOUT; ERROR if the workload is not what failed; KEPT for complete items of recipes."""
     properties = dict(getattr(report, "user_properties", ()))
     if report.when == "call" and report.passed and "aorta_state" in properties:
         reproduced = properties["aorta_state"] == "reproduced"
@@ -229,7 +227,7 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """pytest-timeout's limit becomes the trial's deadline; its own timer would end pytest instead."""
+    """Make pytest-timeout's limit the trial's deadline; its own timer would end pytest instead."""
     from pytest_aorta.plugin.search import SearchItem
     from pytest_aorta.plugin.trial_item import TrialItem
 
@@ -243,7 +241,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A shard that has nothing to do, because others have it all, is no error; what a worker has refused is one."""
+    """Make a shard without items no error, and what a worker refused a usage error."""
     run = current_run(session.config)
     if run is not None and run.refused is not None:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR

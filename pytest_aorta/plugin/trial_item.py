@@ -33,7 +33,7 @@ from pytest_aorta.plugin.run import (
     Prefetcher,
     Repeat,
     ReportPayload,
-    Run,
+    SessionRun,
     cell_of,
     reason_of,
 )
@@ -52,19 +52,19 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 class UnimportedModule(pytest.Module):
-    """A file with workload classes, for all that asks an item for its module.
+    """A file with workload classes, as the module of its items.
 
-    That are fixtures of module scope, ``request.module``, other plugins and IDEs. Its ``obj`` has name and file of the
-    module and nothing more: importing it would start what a trial has to start.
+    Fixtures of module scope, ``request.module``, other plugins and IDEs ask for it. Its ``obj`` has only the module's
+    name and file: an import would start what only a trial may start.
     """
 
-    #: With the classes; the line of each that was asked for, from 0.
+    #: The file; and the lines, from 0, of the classes that were looked up.
     file: Path
     line_of_class: dict[str, int]
 
     @classmethod
     def of(cls, parent: pytest.Collector, file: Path, **place: Any) -> Any:
-        """The node of a file; ``place``: its path, name and node id, where they are not those of the file."""
+        """Make the node of a file; ``place``: its path, name and node id, if they differ from the file's."""
         node = cls.from_parent(parent, **{"path": file, **place})
         node.file, node.line_of_class = file, {}
         node.obj = ModuleType(module_name(file)[0], "The module of a workload; pytest has not imported it.")
@@ -72,7 +72,7 @@ class UnimportedModule(pytest.Module):
         return node
 
     def location_of(self, trial: TrialSpec) -> tuple[Path, int]:
-        """File and line, from 0, of a trial's workload class; the file's first where it is not to be found."""
+        """File and line, from 0, of a trial's workload class; line 0 if the class is not found."""
         name = trial.workload.target.rpartition(":")[2]
         if name not in self.line_of_class:  # the file is parsed once for all trials of a class
             self.line_of_class[name] = _line_of(self.file, name)
@@ -94,14 +94,14 @@ def _line_of(file: Path, qualified_name: str) -> int:
     return getattr(node, "lineno", 1) - 1
 
 
-#: Where a trial stands.
+#: Returns the module to which a trial's item belongs.
 ModuleOf = Callable[[TrialSpec], UnimportedModule]
 
 
 class WorkloadModule(UnimportedModule):
     """The module of registered workloads, wherever it is installed.
 
-    Conftest files that apply to its trials are those of the directory in which pytest was started, and not its own.
+    Conftest files of the directory in which pytest was started apply to its trials, and not those beside the module.
     """
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class WorkloadModule(UnimportedModule):
         return self.parent.ihook
 
     def collect(self) -> Iterable[pytest.Item]:
-        """Nothing: the collector of a plan has its trials in their order, which is not that of modules."""
+        """Collect nothing: the trials belong to the collector of the plan, which keeps the plan's order."""
         return ()
 
 
@@ -136,11 +136,11 @@ def modules_below(collector: pytest.Collector) -> ModuleOf:
 
 
 def place_of(config: pytest.Config, root: str, target: str) -> Path:
-    """The path that a workload's items have: its file, if that is below the root directory.
+    """The path of a workload's items: its file, if it is below the root directory.
 
-    IDEs make the ids of tests from their paths, and have pytest run them alone. From the path of a file elsewhere,
-    pytest would not find the ini file. Such a workload stands in the ini file; without one, beside where it would be,
-    in a file of the name ``root`` that does not exist.
+    IDEs build node ids from paths, and run them alone. With the path of a file outside of the root directory, pytest
+    would not find the ini file. Then the path is that of the ini file or, if there is none, of a file ``root`` in the
+    root directory, which does not exist.
     """
     file = target_file(target)
     for path in (file, config.inipath):
@@ -157,7 +157,7 @@ def user_code(item: pytest.Function, installed: set[str]) -> Iterator[str]:
         known = installed if name != "aorta_extra_env" else {"pytest_aorta"}
         functions += [(name, definition.func, known) for definition in definitions]
     for hook in ("pytest_runtest_setup", "pytest_runtest_protocol"):
-        functions += [(hook, found.function, installed) for found in getattr(item.ihook, hook).get_hookimpls()]
+        functions += [(hook, impl.function, installed) for impl in getattr(item.ihook, hook).get_hookimpls()]
     for name, function, known in functions:
         code = getattr(inspect.unwrap(function), "__code__", None)
         file = "?" if code is None else Path(code.co_filename).name
@@ -177,13 +177,13 @@ Item = TypeVar("Item", bound="TrialItem")
 class TrialItem(GeneratedFunction):
     """One trial. A ``pytest.Function`` of a function with one argument, so that fixtures work as in any test."""
 
-    trial_run: Run
+    trial_run: SessionRun
     spec: TrialSpec
     running: TrialJob | None = None
-    #: Which one in this run it is, once it has begun.
+    #: How often the trial has run in this run, set when the item begins.
     repeat = Repeat()
 
-    #: Gives the trial's paths: most items are only collected, and have none.
+    #: Returns the trial's paths. Most items are only collected, so paths are made late.
     paths_of: PathsOf
 
     @cached_property
@@ -315,7 +315,7 @@ class TrialItem(GeneratedFunction):
         return [partial(trial_value, self.spec)]
 
     def visible_traceback(self, traceback: Any) -> Any:
-        """Without isolation, a traceback begins with the workload and not with the callers of it."""
+        """Drop frames of this package, which a trial without isolation has above the workload's."""
         return traceback.filter(lambda entry: _PACKAGE not in Path(entry.path).parents) or traceback
 
     def reportinfo(self) -> tuple[Path, int, str]:
@@ -330,7 +330,7 @@ def use_fixtures(aorta_extra_env: dict[str, str]) -> None:
     pass
 
 
-def items_of(run: Run, plan: Plan, module_of: ModuleOf) -> list[TrialItem]:
+def items_of(run: SessionRun, plan: Plan, module_of: ModuleOf) -> list[TrialItem]:
     items: list[TrialItem] = []
     sibling: TrialItem | None = None
     was_enabled = gc.isenabled()
@@ -349,12 +349,12 @@ def item_of(
     kind: type[Item],
     parent: pytest.Collector,
     name: str,
-    run: Run,
+    run: SessionRun,
     spec: TrialSpec,
     paths_of: PathsOf,
     sibling: TrialItem | None,
 ) -> Item:
-    """One item; ``sibling`` is another one below the same collector."""
+    """Make the item of a trial; ``sibling``: another item below the same collector, which saves time."""
     item: Item = kind.of(parent, name, use_fixtures, sibling)
     item.trial_run, item.spec, item.paths_of = run, spec, paths_of
     run.trials[item.nodeid] = spec, paths_of
@@ -373,8 +373,8 @@ def properties_of(spec: TrialSpec) -> list[tuple[str, object]]:
     ]
 
 
-def prefetchable(session: pytest.Session, run: Run) -> Iterator[tuple[pytest.Item, TrialSpec, TrialPaths]]:
-    """The items of a run whose trials may be started ahead of them."""
+def prefetchable(session: pytest.Session, run: SessionRun) -> Iterator[tuple[pytest.Item, TrialSpec, TrialPaths]]:
+    """Yield the items of a run whose trials may be prefetched."""
     plugins = [_module(plugin) for plugin, _ in session.config.pluginmanager.list_plugin_distinfo()]
     installed = {"_pytest", "pytest", "pluggy", *(module.partition(".")[0] for module in plugins)}
     copies = Counter(item.nodeid for item in session.items)
@@ -393,14 +393,14 @@ def prefetchable(session: pytest.Session, run: Run) -> Iterator[tuple[pytest.Ite
             yield item, item.spec, item.paths
 
 
-#: Seconds between two looks at the logs.
+#: Seconds between two reads of the logs.
 _INTERVAL = 0.1
 
 
 class LogStream:
     """With ``-s``: copies a trial's logs to standard output as they grow, until it is closed.
 
-    ``begun``: the logs that are there now are the trial's; else they are of an earlier run, and not shown.
+    ``begun``: whether existing logs are of this trial; otherwise they are of an earlier run, and not shown.
     """
 
     def __init__(self, folder: Path, *, begun: bool) -> None:

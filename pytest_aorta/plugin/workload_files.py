@@ -1,6 +1,6 @@
-"""Workload classes in Python files, found by reading them: importing would start what a trial has to start.
+"""Finds workload classes in Python files by parsing: an import would start what only a trial may start.
 
-Those of files that were given as arguments are collected; where there is none, it is said why.
+Files that are given as arguments are collected. If none has a workload, a line says why.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FileFacts:
     #: methods, its own or inherited from a class of the file, or with a base named ``Workload``. None in a file that
     #: has tests: there, such classes are helpers.
     workloads: Sequence[tuple[str, str]] = ()
-    #: Of classes that are nearly workloads, what keeps them from it; and whether one of them says that it is one.
+    #: What each class lacks that is nearly a workload; and whether one of them has a base named ``Workload``.
     lacks: Sequence[str] = ()
     is_incomplete: bool = False
     has_tests: bool = False
@@ -39,7 +39,7 @@ class FileFacts:
 
 
 def workload_facts(path: Path, *, always: bool = False) -> FileFacts:
-    """What a file defines; unless ``always``, one that cannot have a workload is not parsed for that."""
+    """The classes and tests of a file; unless ``always``, a file that cannot have a workload is not parsed."""
     try:
         seen = path.stat()
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ def _is_test(node: ast.stmt) -> bool:
 def _methods(
     node: ast.ClassDef, classes: dict[str, ast.ClassDef], seen: frozenset[str]
 ) -> tuple[dict[str, bool], bool]:
-    """The methods of a class and whether they are abstract; and whether it has a base named ``Workload``."""
+    """The methods of a class, each with whether it is abstract; and whether a base is named ``Workload``."""
     methods: dict[str, bool] = {}
     is_declared = False
     for name in map(_last_name, reversed(node.bases)):
@@ -115,9 +115,9 @@ def _given_name(node: ast.ClassDef) -> str | None:
 
 
 def what_lacks(path: Path, wanted: bool = True) -> str:
-    """What the classes of a file lack to be workloads; empty where none is nearly one.
+    """Say what the classes of a file lack to be workloads; empty if none is nearly one.
 
-    ``wanted``: say also that a file has no class which is nearly one.
+    ``wanted``: whether trials are asked for; then also say that a file has no such class.
     """
     facts = workload_facts(path, always=True)
     if facts.lacks:
@@ -136,10 +136,9 @@ GIVEN = pytest.StashKey[set[Path]]()
 
 
 def find_given(config: pytest.Config) -> bool:
-    """Find the files with workloads among the arguments, which are made such that pytest finds them, if there are any.
+    """Find the files with workloads among the arguments, and rewrite arguments such that pytest finds them.
 
-    Also a file that has nothing but incomplete workloads: to be asked for trials and to have none, with no word of
-    why, is what a newcomer meets first.
+    Files with incomplete workloads count, too, so that a newcomer is told why there are no trials.
     """
     here, top = config.invocation_params.dir, config.rootpath
     files = config.stash[GIVEN] = set()
@@ -160,11 +159,10 @@ def find_given(config: pytest.Config) -> bool:
 
 
 def lines_of_empty_run(terminal: pytest.TerminalReporter, status: int, config: pytest.Config) -> list[str]:
-    """What to say of a run that has ended with such a status, and that has not come to its first item.
+    """Lines for a run that ended with this status before its first item.
 
-    One line for each file on the command line in which something is nearly a workload. Where an option of ours is on
-    the command line, so that trials were wanted, also for files with nothing of the kind; and where nothing was named,
-    what could be.
+    One line for each given file with a class that is nearly a workload. If an option of ours asks for trials, one for
+    each other file as well; and, if nothing was named, a line on what could be.
     """
     wanted = bool(given_options(config))
     given = [config.invocation_params.dir / str(argument).partition("::")[0] for argument in config.args]
@@ -175,8 +173,8 @@ def lines_of_empty_run(terminal: pytest.TerminalReporter, status: int, config: p
         of = {file: workload_facts(file, always=True) for file in files if wanted and file in failed}
         scripts = [file for file, it in of.items() if it.is_valid and not it.has_tests and not it.has_classes]
         return [one_line(f"{file.name}: {_AS_COMMAND.format(file.name)}") for file in scripts]
-    found = {file: what_lacks(file, wanted) for file in files}
-    lines = [one_line(f"no workload in {file.name}: {text}") for file, text in found.items() if text]
+    lacks = {file: what_lacks(file, wanted) for file in files}
+    lines = [one_line(f"no workload in {file.name}: {text}") for file, text in lacks.items() if text]
     is_named = config.args_source == config.ArgsSource.ARGS or is_typed(config)
     if wanted and not is_named and not config.getini("aorta_workload") and not config.getini("aorta_command"):
         lines.append(

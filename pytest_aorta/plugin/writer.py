@@ -22,7 +22,7 @@ from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.failures import FailedAlike
 from pytest_aorta.plugin.next_step import next_steps
 from pytest_aorta.plugin.run import WATCHER, RecordToWrite, cell_of
-from pytest_aorta.plugin.summary import Summary, understood
+from pytest_aorta.plugin.summary import TerminalSummary, understood
 from pytest_aorta.plugin.workload_files import workload_facts
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, facts_of
@@ -36,7 +36,7 @@ from pytest_aorta.workspace.paths import HISTORY, REPLAY, TrialPaths
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
-    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.plugin.run import SessionRun
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.triage.verdicts import Table
     from pytest_aorta.trials.spec import TrialSpec
@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 
 
 def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> list[tuple[str, str]]:
-    """Set the exit status of a run that has come to its end by its gates, which decide together; what to print of them,
-    each line with its colour, with ``-q`` only of those that do not hold."""
+    """Set the exit status of a finished run by its gates, which must all hold; return lines to print, with colours.
+
+    With ``-q``, only gates that do not hold have a line.
+    """
     from pytest_aorta.triage.gates import explain_gate
 
     begun = [writer for writer in writers if writer.gates and any(cell.trials for cell in writer.triage.cells)]
@@ -95,12 +97,12 @@ def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> li
     return lines
 
 
-#: Shortest time between two writes in seconds; and how many times as long as the last one took.
+#: Least seconds between two writes; and the least multiple of the last write's duration.
 _SHORTEST, _TIMES = 0.5, 99
 
 
 class MatrixWriter:
-    """matrix.json and matrix.md in a ``folder`` of the results: written again while trials go on, and at the end.
+    """Writes matrix.json and matrix.md in a ``folder`` of the results, repeatedly while trials run, and at the end.
 
     ``plans`` are those of the run; more may be added. ``clock`` gives seconds.
     """
@@ -120,9 +122,9 @@ class MatrixWriter:
         self._clock = clock
         self._has_written = False
         self._started_at = utc_now()
-        #: When it is written next; the first trial's end starts the clock.
+        #: Time of the next write; the end of the first trial starts the clock.
         self._next: float | None = None
-        #: Why the files could not be written, the last time.
+        #: Why the last write failed.
         self.error: str | None = None
 
     def trial_is_over(self) -> None:
@@ -139,7 +141,7 @@ class MatrixWriter:
         self._next = ended + max(_SHORTEST, _TIMES * (ended - begun))
 
     def finish(self, table: Table, interrupted: str | None) -> None:
-        """Write for the last time; ``interrupted`` is what has ended the run before its time."""
+        """Write for the last time; ``interrupted``: what ended the run early."""
         text = self._write(table, complete=interrupted is None, interrupted=interrupted)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             try:
@@ -170,7 +172,7 @@ class MatrixWriter:
         return text
 
     def _make_room(self) -> None:
-        """Move the matrix of an earlier run to the history, where this one has moved trials."""
+        """Move the matrix of an earlier run to the history, if this run has moved trials there."""
         moved = self._store.results / HISTORY / self._store.stamp
         for name in (MATRIX_JSON, MATRIX_MD):
             for temporary in self._folder.glob(f".{name}.*.tmp"):
@@ -187,11 +189,11 @@ def planned_trials(plans: Iterable[Plan]) -> Counter[CellKey]:
 
 
 class TrialWriter:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: SessionRun) -> None:
         self.run = run
         self.store = run.runner.store
-        self.summary = Summary(run)
-        #: Those of this process, and those of files that only xdist's workers have made.
+        self.summary = TerminalSummary(run)
+        #: The plans of this process, and plans of files that only xdist workers have collected.
         self.plans = list(run.runner.plans)
         settings = run.selection.triage
         if run.selection.resume and EarlierMatrix(run.results).was_looked_at(planned_trials(self.plans)):
@@ -205,50 +207,50 @@ class TrialWriter:
         #: How many failed reports the items of trials have, which by themselves make the run no failure, by workload
         #: and id of the trial.
         self.failed: Counter[tuple[str, str]] = Counter()
-        #: Lines for the summary, of items that conclude from several trials.
+        #: Lines for the summary from items that run several trials.
         self.notes: list[str] = []
-        #: How many trials were skipped because their cells were decided.
+        #: Number of trials that were skipped because their cells were decided.
         self.skipped = 0
-        #: Collectors of xdist's workers whose trials were looked for, by their node ids.
+        #: Node ids of collectors of xdist workers whose plans were made here.
         self._looked_for: set[str] = set()
         self._declare(self.plans)
         folder = self.store.results / REPLAY if run.replays else self.store.results
         self.matrix = MatrixWriter(self.triage, self.store, folder, self.plans)
-        #: Commands whose first trial is over.
+        #: Commands whose first trial has ended.
         self._understood: set[str] = set()
-        #: As it is shown at the end; and what has ended the run before its time.
+        #: The table at the end; and what ended the run early.
         self.table: Table | None = None
         self._stopped: str | None = None
-        #: How the trials of items have failed, by node id.
+        #: How the trial of each item failed, by node id.
         self.alike: dict[str, FailedAlike] = {}
-        #: What could not be written, and why.
+        #: Messages on what could not be written.
         self.errors: list[str] = []
-        #: Trials that may have been ended with the whole run, and when that was, by ``time.monotonic()``.
+        #: Trials that may have been killed with the whole run, with the time of ``time.monotonic()``.
         self._doubtful: list[tuple[float, RecordToWrite]] = []
 
     def _declare(self, plans: Iterable[Plan]) -> None:
-        """Cells are shown in the order of the plan, whichever has the first trial."""
+        """Declare all cells in the order of the plan, which is the order of the table."""
         for plan in plans:
             for spec in plan.trials:
                 self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
 
     def begin(self, nodeid: str) -> None:
-        found = self.find(nodeid)
-        if found is not None:
-            spec = found[0]
+        trial = self.find(nodeid)
+        if trial is not None:
+            spec = trial[0]
             self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations, spec.trial_index)
 
     def write_report(self, report: pytest.TestReport) -> None:
         payload, properties = report.aorta, dict(report.user_properties)
-        found = []
+        trials = []
         for record in json.loads(payload["records"]):
-            found.append(RecordToWrite(**record))
+            trials.append(RecordToWrite(**record))
         if report.when == "teardown":
             self.notes += json.loads(payload["notes"])
-            if not found and not hasattr(report, "node"):
-                found = list(self.run.unreported)  # of this process, whose items run one after the other
+            if not trials and not hasattr(report, "node"):
+                trials = list(self.run.unreported)  # of this process, whose items run one after the other
         is_of_trial = "aorta_trial_id" in properties  # a test that starts trials fails for its own reasons
-        for trial in found:
+        for trial in trials:
             facts = self.write(trial)
             if is_of_trial and facts.signature is not None:
                 cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
@@ -257,15 +259,15 @@ class TrialWriter:
             self.failed[str(properties["aorta_workload"]), str(properties["aorta_trial_id"])] += 1
 
     def write(self, trial: RecordToWrite) -> TrialFacts:
-        """Write one trial; one that cannot be written is kept elsewhere, and the run goes on."""
+        """Write one trial; if that fails, keep it elsewhere, and go on."""
         self._settle()
         return self._write(trial)
 
     def _settle(self, *, at_end: bool = False) -> None:
-        """Find out whether what has ended trials was the end of the run.
+        """Find out whether the end of the whole run killed trials that failed by a signal.
 
-        Then pytest gets the signal as well, within the time that its sender leaves to processes; else, the trials have
-        failed by themselves. Those of a recipe's job that ended just before pytest are settled with the job.
+        If so, pytest gets the signal as well, within the notice that batch systems give; if not, the trials failed by
+        themselves. Trials of a recipe's job that ended just before pytest are settled with the job.
         """
         doubtful, self._doubtful = self._doubtful, []
         if not doubtful:
@@ -338,15 +340,15 @@ class TrialWriter:
         return facts
 
     def _decide(self, *new: TrialFacts) -> None:
-        """Take in trials that are over, in this job and in others, and look which cells need no more."""
-        found = list(new)
+        """Count finished trials of this job and of others, and find cells that need no more."""
+        all_facts = list(new)
         for spec, facts in self.run.others() if self.run.others is not None else ():
             # Also of those that still run: what comes after them has to wait.
             self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations, spec.trial_index)
             if facts is not None:
-                found.append(facts)
+                all_facts.append(facts)
         has_stopped = False
-        for facts in found:
+        for facts in all_facts:
             self.triage.add(facts)
             has_stopped |= self.decisions is not None and self.decisions.update(facts.key)
         if self.decisions is not None and has_stopped:
@@ -360,7 +362,7 @@ class TrialWriter:
             self.skipped += report.longrepr[2].removeprefix("Skipped: ") in self.decisions.stopped.values()
 
     def select(self, nodeids: Iterable[str]) -> None:
-        """Only the cells of these items have trials in this run, and are compared; in a job, those of all jobs."""
+        """Compare only cells that have items in this run; in a job, cells of all jobs."""
         if self.run.others is not None:
             self._decide()
         else:
@@ -370,13 +372,13 @@ class TrialWriter:
             self.triage.keep(kept)
 
     def write_lost(self, nodeid: str, why: str) -> tuple[TrialSpec, TrialPaths] | None:
-        """Record an item whose process died before it could report; its trial, ``None`` where it is none."""
-        found = self.find(nodeid)
-        if found is None:
+        """Record a trial whose process died before it reported; return the trial, or ``None`` if the item has none."""
+        trial = self.find(nodeid)
+        if trial is None:
             return None
         from pytest_aorta.launch.record import logs_in, lost_record
 
-        spec, paths = found
+        spec, paths = trial
         self.store.make_room(paths)
         logs = logs_in(paths.folder_in(self.store.results))
         record = lost_record(spec, Failure("launch", "signal", why), logs)
@@ -393,7 +395,7 @@ class TrialWriter:
         return spec, paths_of(spec)
 
     def _look_for_trials(self, base: str) -> None:
-        """In a controller: make the plan of a collector, of whose items the workers know, again."""
+        """On the xdist controller, rebuild a plan that only the workers have collected."""
         if base in self._looked_for:
             return
         self._looked_for.add(base)
@@ -412,16 +414,16 @@ class TrialWriter:
         run.trials.update({f"{base}::{run.shown_name(spec)}": (spec, plan.paths) for spec in plan.trials})
 
     def finish(self, unfinished: Iterable[str], stopped: str | None = None) -> None:
-        """Write what no report has brought, retire what a complete run no longer holds, and conclude.
+        """Write unreported trials, retire trials that a complete run no longer holds, and conclude.
 
-        ``unfinished``: node ids of items that have begun only. ``stopped``: what has ended the run before its time, so
-        that its length may depend on what was seen.
+        ``unfinished``: node ids of items without a last report. ``stopped``: what ended the run early; then its length
+        may depend on the outcomes.
         """
         for trial in list(self.run.unreported):
             self.write(trial)
         for nodeid in unfinished:
-            found = self.find(nodeid)
-            if found is not None and found[1].file not in self.store.written:
+            begun = self.find(nodeid)
+            if begun is not None and begun[1].file not in self.store.written:
                 why = self.run.interrupted or "the run ended before the trial"
                 self.write_lost(nodeid, f"interrupted: {why}")
         self._settle(at_end=True)
@@ -448,7 +450,7 @@ class TrialWriter:
         return iter(()) if self.table is None else next_steps(self.run, self.table, self._stopped)
 
     def stopping_lines(self) -> Iterator[str]:
-        """For each option that may have ended trials, what it has done."""
+        """A line for each option that may have ended trials, on what it has ended."""
         selection = self.run.selection
         of = "" if self.run.action is None else f"{self.run.action}: "
         if selection.stop.failures is not None and self.decisions is not None and not selection.stop.decided:
@@ -458,12 +460,12 @@ class TrialWriter:
         elif self.decisions is not None:
             compared = set(self.triage.baselines().of)
             ended = [why.startswith("no cure?") for key, why in self.decisions.decided.items() if key in compared]
-            found = f"{ended.count(False)} of {counted(len(compared), 'cell')} decided"
-            found += f", {ended.count(True)} given up" if any(ended) else ""
+            decided = f"{ended.count(False)} of {counted(len(compared), 'cell')} decided"
+            decided += f", {ended.count(True)} given up" if any(ended) else ""
             stop = selection.stop
             goals = {"first-fix": stop.first_fix, "equivalence": stop.equivalence, "speed": stop.speed}
             goal = next((name for name, is_set in goals.items() if is_set), "decided")
-            yield f"{of}{found}, {counted(self.skipped, 'trial')} saved (--aorta-stop={goal})"
+            yield f"{of}{decided}, {counted(self.skipped, 'trial')} saved (--aorta-stop={goal})"
         if selection.stop.seconds is not None:
             rounds = max((trials.statistics.total for trials in self.triage.cells), default=0)
             line = f"{of}{counted(rounds, 'round')} within {duration_text(selection.stop.seconds)} (--aorta-stop)"

@@ -19,7 +19,7 @@ from typing import Any
 from pytest_aorta.common.conditions import Json
 from pytest_aorta.common.import_target import module_spec
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.plan import PlanError, Selection, cell_value, entries_of, option_text, trials_of, with_axis
+from pytest_aorta.plan import Plan, PlanError, Selection, cell_value, entries_of, option_text, trials_of, with_axis
 from pytest_aorta.probe.guard import plain_data
 from pytest_aorta.registry import Registry, RegistryError
 from pytest_aorta.settings import OPTION, mitigation_set
@@ -194,3 +194,18 @@ def _source_root(target: str, cwd: str, sys_path: tuple[str, ...]) -> str | None
         if spec.origin is not None:  # a namespace package has no file
             return os.path.dirname(os.path.realpath(spec.origin))
     return None
+
+
+def since_of(action: Action, given: str) -> str:
+    """The time from which trials of an action are kept: the start of this run (``given``), or of the present week."""
+    every = action.table.every
+    return max(given, present(every).isoformat(timespec="milliseconds") if every is not None else "")
+
+
+def asked_of_plan(action: Action, plan: Plan) -> str:
+    """The request that decisions on the cells of an action belong to."""
+    return asked_of(action, {spec.cell: request_digest(spec) for spec in first_of_cells(plan)})
+
+
+def first_of_cells(plan: Plan) -> list[TrialSpec]:
+    return [spec for cells in plan.cells.values() for spec in cells.values()]

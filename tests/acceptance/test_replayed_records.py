@@ -35,8 +35,8 @@ import pytest
 from draws import Draws
 
 @pytest.mark.aorta(trials=1, mitigations=["none", "seen"])
-def test_marked(aorta_trial):
-    aorta_trial(Draws, config={"size": 2})
+def test_marked(aorta_run):
+    aorta_run(Draws, config={"size": 2})
 
 def test_run(aorta_run):
     aorta_run(Draws, config={"size": 4}, extra_env={"SEEN": "by hand"}, index=3)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console, Group
 from rich.text import Text
@@ -19,95 +19,67 @@ from support.terminal import Terminal, finish, start_pytest
 
 from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.plugin.compat import set_terminal_file
-from pytest_aorta.plugin.live_view import (
-    LinesBelow,
-    LiveState,
-    RunningTrial,
-    last_step,
-    live_lines,
-    wanted_file,
-)
-from pytest_aorta.plugin.run import CellName
+from pytest_aorta.plugin.live_view import LinesBelow, TrialLines, last_step, wanted_file
 from pytest_aorta.triage.facts import Outcome
 from pytest_aorta.trials.steps import StepCounter, step_file
 
-NONE, OMP = ("gemm", "local-none"), ("gemm", "local-omp_1")
-
-
-def expecting(*cells: CellName | None, slots: int = 1) -> LiveState:
-    """A run that began at 0, with one item for each cell: item 0, item 1, ..."""
-    state = LiveState(0.0, slots)
-    state.expect((f"item {number}", cell) for number, cell in enumerate(cells))
-    return state
-
-
-def end(state: LiveState, number: int, cell: CellName, seconds: float, outcome: Outcome = "ok") -> None:
-    state.finished(number, cell, seconds, outcome)
-    state.item_over(f"item {number}", ran=True)
-
-
-def test_a_run_takes_the_median_of_its_cell_for_each_trial_to_come() -> None:
-    state = expecting(NONE, NONE, NONE, NONE, OMP, OMP)
-    end(state, 0, NONE, 10.0)
-    assert state.left(now=10.0) == 50.0  # a cell without a finished trial takes as long as the others
-    for number, seconds in ((1, 100.0), (2, 12.0)):
-        end(state, number, NONE, seconds)
-    end(state, 4, OMP, 3.0)
-    assert (state.done, state.total) == (4, 6)
-    assert state.left(now=120.0) == 12.0 + 3.0
-
-
 # Its lines
 
+CELLS = [("fsdp", "local-none"), ("fsdp", "local-tf32_off")]
 
-def a_run() -> LiveState:
-    """At 100 s: two trials run in two slots."""
-    state = LiveState(0.0, slots=2)
-    cells = [("fsdp", "local-none"), ("fsdp", "local-tf32_off")]
-    state.expect((f"item {number}", cells[number % 2]) for number in range(12))
+
+@pytest.fixture
+def a_run(tmp_path: Path) -> TrialLines:
+    """Twelve trials, of which seven have ended and two run."""
+    lines = TrialLines()
+    lines.expect(f"item {number}" for number in range(12))
     outcomes: list[Outcome] = ["failed", "ok", "timeout", "failed", "ok", "ok", "infrastructure"]
     for number, outcome in enumerate(outcomes):
-        end(state, number, cells[number % 2], 20.0, outcome)
-    for number, begun in ((7, 90.0), (8, 50.0)):
-        name = f"fsdp[{cells[number % 2][1]}-{number // 2}]"
-        state.running[number] = RunningTrial(name, cells[number % 2], f"slot {number % 2}", begun)
-    state.running[7].step, state.running[7].total = 20, 50
-    return state
+        lines.finish(number, CELLS[number % 2], outcome)
+        lines.item_over(f"item {number}", ran=True)
+    for number in (7, 8):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        lines.add(number, f"fsdp[{CELLS[number % 2][1]}-{number // 2}]", f"slot {number % 2}", folder, lambda: False)
+    StepCounter(step_file(tmp_path / "7")).set(20, 50)
+    return lines
 
 
-def texts(state: LiveState, width: int, height: int, now: float = 100.0) -> list[str]:
+def texts(lines: TrialLines, width: int, height: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
     with console.capture() as captured:
-        console.print(Group(*live_lines(state, now, width, height)))
-    return [line.rstrip() for line in captured.get().splitlines()]
+        console.print(Group(*lines.draw(height)))
+    return [re.sub(r"\d+:\d\d:\d\d", "TIME", line).rstrip() for line in captured.get().splitlines()]
 
 
-def test_the_run_its_trials_and_the_cells_that_fail() -> None:
-    state = a_run()
-    assert texts(state, 80, 24) == [
-        "aorta: 7/12 done, 3 failed, 1 infrastructure, eta 0:35, elapsed 1:40",
-        "  slot 0  fsdp[local-none-4]      0:50",
-        "  slot 1  fsdp[local-tf32_off-3]  0:10  step 20/50",
-        "  local-none: 2 of 3 failed",
-        "  local-tf32_off: 1 of 3 failed",
+def test_the_run_its_trials_and_the_cells_that_fail(a_run: TrialLines) -> None:
+    assert texts(a_run, 80, 24) == [
+        "aorta: 7/12 done, 3 failed, 1 infrastructure eta TIME elapsed TIME",
+        "  slot 0  fsdp[local-none-4]      TIME",
+        "  slot 1  fsdp[local-tf32_off-3]  TIME  step 20/50",
+        "  fsdp local-none: 2 of 3 failed",
+        "  fsdp local-tf32_off: 1 of 3 failed",
     ]
     # Half of the terminal stays free.
-    assert texts(state, 80, 4)[1:] == ["  and 2 more"]
-    # Workloads are named where there are several.
-    state.finished("other", ("gemm", "local-none"), 1.0, "failed")
-    assert "  gemm local-none: 1 of 1 failed" in texts(state, 80, 24)
+    assert texts(a_run, 80, 4)[1:] == ["  and 2 more"]
+    # An item that was skipped has no trial; a trial that is over runs no more.
+    a_run.item_over("item 11", ran=False)
+    a_run.add(8, "fsdp[local-none-4]", "slot 0", Path("nowhere"), lambda: True)
+    a_run.draw(24)
+    assert texts(a_run, 80, 24)[0].startswith("aorta: 7/11 done")
+    assert texts(a_run, 80, 24)[1].startswith("  slot 1 ")
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(), st.text(), st.integers(1, 200), st.integers(1, 60))
 def test_no_name_does_anything_to_the_terminal_and_no_line_is_too_long(
-    name: str, place: str, width: int, height: int
+    a_run: TrialLines, name: str, place: str, width: int, height: int
 ) -> None:
-    state = a_run()
-    state.running["hostile"] = RunningTrial(f"\x1b[2J\n{name}", ("a\rb", name), place, 0.0)
-    state.finished("hostile too", ("a\rb", f"\x1b]0;{name}"), 1.0, "failed")
-    found = texts(state, width, height)
-    assert len(found) <= height // 2
-    assert all(line.isprintable() and len(line) <= width for line in found)
+    a_run.add("hostile", f"\x1b[2J\n{name}", place, Path("nowhere"), lambda: False)
+    a_run.finish("hostile too", ("a\rb", f"\x1b]0;{name}"), "failed")
+    drawn = texts(a_run, width, height)
+    assert len(drawn) <= height // 2
+    assert all(line.isprintable() and len(line) <= width for line in drawn)
 
 
 #: What pytest writes; and lines that are shown below it.
@@ -121,7 +93,7 @@ def test_in_the_end_all_is_as_without_them(actions: list[str | list[str]]) -> No
     terminal, without = Terminal(24, 7), Terminal(24, 7)
     below: list[str] = []
     with terminal.file() as file, without.file() as plain:
-        lines = LinesBelow(file, lambda width, height: [Text(line) for line in below], False)
+        lines = LinesBelow(file, lambda height: [Text(line) for line in below], False)
         column = 0
         for action in actions:
             if isinstance(action, str):
@@ -177,7 +149,9 @@ def terminal() -> Iterator[Terminal]:
 
 def of_the_view(lines: list[str]) -> list[str]:
     return [
-        line for line in lines if re.search(r"^aorta: \d+/\d+ done|^  (slot |gw)\d|^  Held\[|^  local-none: ", line)
+        line
+        for line in lines
+        if re.search(r"^aorta: \d+/\d+ done|^  (slot |gw)\d|^  Held\[|^  Held local-none: ", line)
     ]
 
 
@@ -187,14 +161,14 @@ def test_it_shows_running_trials_and_failures_below_the_dots_and_leaves_nothing(
     process = start_pytest(held, terminal, "held.py", "--aorta-trials", "6", "--aorta-slots", "2")
     shown = terminal.wait_for("step 3/10", "step 3/10")
     assert shown[-4].startswith("held.py")
-    assert re.fullmatch(r"aorta: 0/6 done, elapsed \d+:\d\d", shown[-3])
+    assert re.fullmatch(r"aorta: 0/6 done eta -:--:-- elapsed \d:\d\d:\d\d", shown[-3])
     for slot in (0, 1):
-        assert re.fullmatch(rf"  slot {slot}  Held\[local-none-{slot}\]  \d+:\d\d  step 3/10", shown[slot - 2])
+        assert re.fullmatch(rf"  slot {slot}  Held\[local-none-{slot}\]  \d:\d\d:\d\d  step 3/10", shown[slot - 2])
     for index in (0, 1):
         Path(held.path, f"go_{index}").touch()
-    shown = terminal.wait_for("local-none: 1 of 2 failed")
+    shown = terminal.wait_for("Held local-none: 1 of 2 failed")
     assert "held.py .F" in shown
-    assert any(line.startswith("aorta: 2/6 done, 1 failed, ") for line in shown)
+    assert any(line.startswith("aorta: 2/6 done, 1 failed eta ") for line in shown)
     Path(held.path, "go").touch()
     left = finish(process, terminal)
     assert process.returncode == pytest.ExitCode.TESTS_FAILED

@@ -17,8 +17,8 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICE
 
 def test_trial_finds_its_devices_in_its_variables(beside: Stage) -> None:
     options = ("--aorta-devices", "2,4-5", "--aorta-slots", "auto")
-    result = beside.run_here(*workloads("tells", "pair"), "--aorta-trials", "2", *options)
-    result.assert_outcomes(passed=4)
+    result = beside.run_here(*workloads("tells", "pair"), "--aorta-trials", "2", *options, "-k", "tells or none-0")
+    result.assert_outcomes(passed=3, deselected=1)
     result.stdout.fnmatch_lines(["aorta: plan *, 3 slots, devices 2,4-5 (names only: there is no GPU), results in *"])
     single = [trial for path, trial in beside.trials().items() if path.startswith("tells")]
     for trial in single:
@@ -27,7 +27,7 @@ def test_trial_finds_its_devices_in_its_variables(beside: Stage) -> None:
         assert len({seen[name] for name in VARIABLES}) == 1
         assert trial["env"]["env_vars"]["ROCR_VISIBLE_DEVICES"] == seen["CUDA_VISIBLE_DEVICES"]
     pairs = [trial for path, trial in beside.trials().items() if path.startswith("pair")]
-    assert [[rank["rank"] for rank in trial["ranks"]] for trial in pairs] == [[0, 1]] * 2
+    assert [[rank["rank"] for rank in trial["ranks"]] for trial in pairs] == [[0, 1]]
     assert {trial["result"]["metrics"]["HIP_VISIBLE_DEVICES"] for trial in pairs} <= {"2,4", "2,5", "4,5"}
     assert beside.left_running() == []
 

@@ -151,8 +151,8 @@ TESTS = """
 import pytest
 
 @pytest.mark.aorta(trials=3, mitigations=["none", "omp_1"])
-def test_marked(aorta_trial):
-    aorta_trial("echo")
+def test_marked(aorta_run):
+    aorta_run("echo")
 
 class TestPlain:
     def test_options(self, aorta_run):

@@ -181,8 +181,8 @@ def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrong
             aorta_run("gemm", extra_env=bundles[0], config={"sizez": 1})
 
         @pytest.mark.aorta
-        def test_marked_unknown(aorta_trial, bundles):
-            aorta_trial("no_such_thing", extra_env=bundles[0])
+        def test_marked_unknown(aorta_run, bundles):
+            aorta_run("no_such_thing", extra_env=bundles[0])
 
         def test_api_unknown(bundles):
             run_trials(RunRequest("no_such_thing", 1, extra_env=dict(bundles[0])))

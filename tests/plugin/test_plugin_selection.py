@@ -154,7 +154,7 @@ def test_conditions_select_marked_tests_and_no_others(stage: Stage) -> None:
         import pytest
 
         @pytest.mark.aorta(trials=2, mitigations=["none", "omp_1"])
-        def test_trial(aorta_trial): pass
+        def test_trial(aorta_run): pass
 
         def test_echo(): pass
         """,

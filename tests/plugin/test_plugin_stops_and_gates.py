@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from support.stage import Stage, counts
 
-from pytest_aorta.plugin.run import Rounds
+from pytest_aorta.plugin.run import TimedRounds
 
 #: Fails without the variable of the mitigation ``fixed``.
 WORKLOAD = """
@@ -114,7 +114,7 @@ def test_for_a_time_rounds_are_complete_and_what_does_not_begin_is_not_reported(
 
 
 def test_workers_agree_on_rounds_and_on_the_time(tmp_path: Path) -> None:
-    one, other = Rounds(0.2, tmp_path), Rounds(0.2, tmp_path)
+    one, other = TimedRounds(0.2, tmp_path), TimedRounds(0.2, tmp_path)
     time.sleep(0.25)
     assert one.begin("gemm 0")  # the time begins with the first round
     time.sleep(0.25)

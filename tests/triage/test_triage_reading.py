@@ -46,8 +46,8 @@ def test_several(aorta_run):
 
 @pytest.mark.aorta(trials=2, mitigations=["none", "tf32_off,no_setup", "tf32_off"])
 @pytest.mark.parametrize("size", [1, "a/b [\\x1b<&]"])
-def test_marked(aorta_trial, size):
-    aorta_trial("flaky", steps=3)
+def test_marked(aorta_run, size):
+    aorta_run("flaky", steps=3)
 """
 
 

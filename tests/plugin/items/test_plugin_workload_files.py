@@ -134,13 +134,13 @@ def test_two_classes_of_one_name_are_refused(stage: Stage) -> None:
 
 @pytest.mark.usefixtures("as_users_have_it")
 @pytest.mark.parametrize(
-    "source", ["class Broken(:\n    pass\n", "x = '\n", "\0", "", "def setup(): pass\n", "class A: pass\n"]
+    "sources", [["class Broken(:\n    pass\n", "x = '\n", "\0"], ["", "def setup(): pass\n", "class A: pass\n"]]
 )
-def test_file_without_a_workload_is_left_to_pytest(stage: Stage, source: str) -> None:
-    (stage.path / "repro.py").write_text(source)
+def test_files_without_a_workload_are_left_to_pytest(stage: Stage, sources: list[str]) -> None:
+    files = [stage.write_file(f"repro_{number}.py", source).name for number, source in enumerate(sources)]
     (stage.path / "conftest.py").write_text("")
-    ours = stage.run_here("repro.py")
-    theirs = stage.run("-p", "no:aorta", "repro.py")
+    ours = stage.run_here(*files)
+    theirs = stage.run("-p", "no:aorta", *files)
     assert ours.ret == theirs.ret
     assert _untimed(ours) == _untimed(theirs)
     assert not stage.results.exists()

@@ -1,4 +1,4 @@
-"""Trials inside ordinary tests: ``aorta_run``, ``aorta_trial`` with its marker, ``aorta_env``."""
+"""Trials inside ordinary tests: ``aorta_run``, alone and in marked tests, and ``aorta_env``."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Typed(Echo):
     (Echo, {"timeout": -1}, "timeout: -1 is not valid; expected a number of seconds above 0"),
     (Echo, {"index": -1}, "index: -1 is not valid; expected a whole number of at least 0"),
     (Echo, {"mitigations": []}, "mitigations: .* is not valid; expected names separated by commas"),
-    (Echo, {"environment": None}, "environment: None is not valid; expected a name"),
+    (Echo, {"environment": 3}, "environment: 3 is not valid; expected a name"),
     (Echo, {"config": ["a"]}, "config: .* is not valid; expected KEY=VALUE"),
     (Echo, {"extra_env": {"A B": "1"}}, "the extra variables: 'A B' is not valid; expected NAME=VALUE"),
     (Echo, {"trials": 3}, "aorta_run has no keyword 'trials'; it takes steps, environment, mitigations, config, "),
@@ -184,13 +184,9 @@ def test_class_inside_a_function(aorta_run):
     with pytest.raises(ValueError, match="Local is defined inside a function"):
         aorta_run(Local)
 
-@pytest.mark.aorta
-def test_keywords_of_a_marked_test(aorta_trial):
-    with pytest.raises(RequestError, match="aorta_trial has no keyword 'timeout'; it takes steps, config, extra_env"):
-        aorta_trial("gemm", timeout=3)
 """,
     )
-    echo.run_here("test_it.py").assert_outcomes(passed=16)
+    echo.run_here("test_it.py").assert_outcomes(passed=15)
     assert not echo.results.exists()
 
 
@@ -201,18 +197,18 @@ def test_marked_test_runs_once_per_trial_of_every_cell(echo: Stage, monkeypatch:
 pytestmark = pytest.mark.aorta(trials=3)
 
 @pytest.mark.aorta(trials=2, mitigations=["none", "omp_1,tf32_off"], environments=["local", "default"])
-def test_all(aorta_trial):
-    result = aorta_trial("echo", steps=7)
+def test_all(aorta_run):
+    result = aorta_run("echo", steps=7)
     assert result.exit_status == "ok"
-    assert result.trial_index == aorta_trial.index
-    assert result.mitigations_applied == list(aorta_trial.mitigations)
-    assert result.execution_env.name == aorta_trial.environment
-    assert result.result.metrics.get("OMP_NUM_THREADS") == ("1" if "omp_1" in aorta_trial.mitigations else None)
+    assert result.trial_index == aorta_run.index
+    assert result.mitigations_applied == list(aorta_run.mitigations)
+    assert result.execution_env.name == aorta_run.environment
+    assert result.result.metrics.get("OMP_NUM_THREADS") == ("1" if "omp_1" in aorta_run.mitigations else None)
 
 @pytest.mark.aorta(mitigations=[("none",)])
 @pytest.mark.parametrize("steps", [1, 2])
-def test_with_other_parameters(aorta_trial, steps):
-    assert aorta_trial(Echo, steps=steps, config={"scale": 5}).config == {"steps": steps, "scale": 5}
+def test_with_other_parameters(aorta_run, steps):
+    assert aorta_run(Echo, steps=steps, config={"scale": 5}).config == {"steps": steps, "scale": 5}
 """,
     )
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -232,8 +228,9 @@ def test_marked_test_without_numbers_follows_the_options(echo: Stage) -> None:
     with_tests(
         echo,
         """
-def test_follows(aorta_trial, aorta_extra_env):
-    assert aorta_trial(Echo).result.metrics["SEEN_B"] == "2"
+@pytest.mark.aorta
+def test_follows(aorta_run):
+    assert aorta_run(Echo).result.metrics["SEEN_B"] == "2"
 """,
     )
     arguments = ("--aorta-trials", "2", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
@@ -257,7 +254,7 @@ MARKERS = {
 
 def test_a_wrong_marker_is_one_clear_error(echo: Stage) -> None:
     for number, marker in enumerate(MARKERS):
-        fixture = "aorta_run" if "lokal" in marker else "aorta_trial"
+        fixture = "" if "lokal" in marker else "aorta_run"
         source = f"import pytest\n@pytest.mark.aorta({marker})\ndef test_it({fixture}): pass"
         echo.write_file(f"test_{number}.py", source)
     result = echo.run_here()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import levels_tasks
@@ -30,6 +31,10 @@ from pytest_aorta.runtime.resources.devices import Devices, core_shares, threads
 def host() -> Iterator[Host]:
     with Worker(3, device_ids=[0], num_sub_workers=1, grace=0.1) as worker:
         yield Host(worker)
+
+
+def has_successor(before: set[int]) -> bool:
+    return bool(descendants() - before)
 
 
 def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Host, gates: Gates) -> None:
@@ -87,7 +92,7 @@ def test_kills_of_idle_processes_cost_nothing_and_clear_the_suspect(
             pid = orch.submit_next_level(host.own_pid).wait().payload
             before = descendants()
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda before=before: descendants() - before, "its successor")
+            wait_until(partial(has_successor, before), "its successor")
         assert all(orch.submit_next_level(host.nothing).wait().ok for _ in range(9))
 
     monkeypatch.setattr(endpoint, "BACK_OFF", 0.0)
