@@ -17,7 +17,7 @@ import psutil
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches, request_stacks
 from pytest_aorta.trials.tracebacks import Frame, threads_in
 
-#: Of a core, and bytes per second, below which nothing is computed, read or written.
+#: Share of a core, and bytes per second, below which a process counts as idle.
 _IDLE, _STILL = 0.05, 10_000
 
 #: Seconds of samples that are kept, and between two looks at the stacks.

@@ -25,7 +25,7 @@ _TOKENS = re.compile(
     r"|xox[abprs]-[\w-]{10,}|sk-[\w-]{20,}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]{0,8000}?-----END [A-Z ]*PRIVATE KEY-----"
 )
-#: In lower case: what a line has that may name a secret; most lines have none of them.
+#: Lower-case words in lines that may name a secret; most lines have none.
 _HINTS = ("token", "secret", "pass", "key", "jwt", "auth", "cookie", "cred", "bearer", "pw", "private", "signature")
 _ASSIGNED = re.compile(
     r"(?P<name>\b[A-Za-z][\w.-]*)(?P<between>\\?[\"']?\s*[=:]\s*(?:(?:bearer|basic)\s+)?\\?[\"']?)(?P<value>[^\s\"'\\,;&}\])]+)",
@@ -40,7 +40,7 @@ _ADDRESS = re.compile(
     re.IGNORECASE,
 )
 
-#: Values that are no secrets under any name: those of JSON, numbers, and what is replaced already.
+#: Values that are never secrets: JSON constants, numbers, and substitutes.
 _HARMLESS = re.compile(r"null|none|true|false|unset|[{\[]|[-+\d.]+(?:e[-+]?\d+)?|<redacted>?", re.IGNORECASE)
 
 #: Words that name secrets in the environment, and anything in a record or a log.

@@ -23,7 +23,7 @@ from pytest_aorta.settings import OPTION, RequestError
 
 KINDS: tuple[Kind, ...] = ("workloads", "mitigations", "environments", "collectors")
 
-#: Of one workload, which are listed only if they are asked for.
+#: The section with the options of one workload, listed on request only.
 OPTIONS = "options"
 
 Entry = dict[str, Any]

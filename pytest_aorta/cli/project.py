@@ -67,7 +67,7 @@ mitigations = ["none", "OMP_NUM_THREADS=1"]
 
 @click.command("init")
 @click.option("-w", "--workspace", default="workspace", metavar="NAME", help="Folder of the directories, in DIR.")
-@click.option("--signac", is_flag=True, help="Values are those of signac: signac_statepoint.json.")
+@click.option("--signac", is_flag=True, help="Read the values of signac: signac_statepoint.json.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 def init(workspace: str, signac: bool, folder: Path) -> None:
     if signac and workspace != "workspace":
@@ -279,7 +279,7 @@ def scan(
     recipe, only = project.recipe, chosen_units(names, project)
     search = Scan(project, project.actions(action), only, accepts=accept)
     hidden = no_progress or not sys.stderr.isatty()
-    length = search.expected  # of trials: those of the recipe, whether they are there or not
+    length = search.expected  # all trials of the recipe, on disk or not
     steps = max(1, length // 200)
     with click.progressbar(
         length=length, label="Scanning", file=sys.stderr, hidden=hidden, show_pos=True, update_min_steps=steps
@@ -316,7 +316,7 @@ def clean(completed: bool, directories: bool, submitted: bool, force: bool) -> N
     if (completed or everything) and not force and workspace.is_growing:
         raise RequestError("actions of this recipe run now; wait for their end, or --force")
     workspace.clean(completed=completed or everything, directories=directories or everything)
-    for job in jobs:  # they do nothing when they begin; what those that have ended have printed stays
+    for job in jobs:  # jobs that start later do nothing; printed output stays
         (job.folder / "job.json").unlink()
 
 
@@ -543,7 +543,7 @@ def _configuration() -> Configuration:
 def show_nodes(results: Path | None, as_json: bool) -> None:
     """Compares nodes: which fail more often or are slower, with p values, and which to drain.
 
-    Reads the trials in a results directory (default: those of the recipe's action with each = "node").
+    Reads the trials in a results directory (default: of the recipe's action with each = "node").
     """
     from pytest_aorta.triage.reading import read_triage
     from pytest_aorta.triage.where import NODE_LEVEL, node_sentences, trials_needed

@@ -27,7 +27,7 @@ from pytest_aorta.triage.matrix import EarlierMatrix
 from pytest_aorta.triage.starts import compare_recorded
 from pytest_aorta.workspace.atomic import write_text
 
-#: What ``--fail-on`` takes.
+#: Valid conditions of ``--fail-on``.
 CONDITIONS = ("worse", "slower", "all-slower", "other-failures", "new-signature", "not-compared")
 
 _COLORS = {

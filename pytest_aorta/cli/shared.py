@@ -61,7 +61,7 @@ recipe_option = click.option(
     "--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Another recipe than aorta.toml."
 )
 
-#: As ``files``.
+#: Passes ``files``.
 registry_option = click.option(
     "--registry-file",
     "files",
@@ -87,7 +87,7 @@ def _conditions(
     return tuple(conditions)
 
 
-#: As ``where``: conditions.
+#: Passes ``where``: conditions.
 where_option = click.option(
     "--where",
     multiple=True,
@@ -125,7 +125,7 @@ def is_chosen(state: State, flags: Mapping[str, bool], action: Action) -> bool:
 
 
 def open_recipe(file: Path | None = None) -> Recipe:
-    """The recipe in a file, or that of the working directory or the nearest one above; raises ``RecipeError``."""
+    """The recipe in a file, by default in the working directory or the nearest one above; raises ``RecipeError``."""
     from pytest_aorta.workflow.finding import find_recipe
     from pytest_aorta.workflow.recipe import read_recipe
 

@@ -258,7 +258,7 @@ def jobs(project: Project, action: str, show_all: bool, short: bool, as_json: bo
             if show_all or not row["over"]:
                 click.echo(row["id"])
     elif not rows:
-        click.echo("There are no jobs." if show_all else "There are no jobs; --all shows those that have ended.")
+        click.echo("There are no jobs." if show_all else "There are no jobs; --all shows ended ones.")
     else:
         table = [["ID", "Action", "State", "Reason", "Units", "Name"]]
         for row in rows:

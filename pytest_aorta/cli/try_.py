@@ -44,7 +44,7 @@ from pytest_aorta.trials.readers import guessed_options
 #: Runs that are enough: if some have failed, and if none has.
 _ENOUGH, _MOST = 4, 20
 
-#: How many times as long as for all runs is waited for a first one that goes on printing, and for its start.
+#: Factor on the time limit for a first run that keeps printing, and for its start.
 _FIRST = 5
 
 #: Runs that show whether a first one hangs that has waited all the time: one of them ends, or none does.
@@ -78,14 +78,14 @@ _TIME, _ROUNDS = 240.0, 10
 #: Physical cores for each trial, where several run at a time.
 _CORES = 4
 
-#: What scripts import, and of that what brings torch, and other code in C that computes.
+#: Imports of scripts, and packages that bring torch or other compiled code.
 _IMPORTS = re.compile(r"^\s*(?:import|from)\s.+", re.MULTILINE)
 _TORCH = {"torch", "transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "torchvision"}
 _NATIVE = {"numpy", "scipy", "pandas", "jax", "tensorflow", "cupy", "ctypes", "cffi"}
 
 _OF_TORCHRUN = ("torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch")
 
-#: How a command fails, by what was seen.
+#: Verbs for failures, by sign.
 _VERBS = {"hang": "hangs", "crash": "crashes", "nan": "says NaN", "oom": "runs out of memory", "wrong": "fails"}
 
 
@@ -248,7 +248,7 @@ class _Look:
         self._spent = 0.0
         self._folder, self._looking = folder, looking
         self._is_over = self._is_interrupted = False
-        #: What a run does that has not ended, how long that was seen, and whether it waits.
+        #: Activity of an unfinished run, how long it was observed, and whether it waits.
         self._doing, self._waited, self._is_stuck = "", 0.0, False
         #: Runs that a deadline has ended while they computed, by their files.
         self._computed: set[str] = set()

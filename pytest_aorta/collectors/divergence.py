@@ -16,7 +16,7 @@ from pytest_aorta.collectors.contract import Collector, CollectorError, Collecto
 #: Characters of a hash.
 _HASH = 8
 
-#: What each kind of event is called, with the name of the module or parameter in it.
+#: Texts of events by kind; ``{}`` is the module or parameter.
 _PHASES = {
     "initial": "parameter `{}` before the first step",
     "input": "the input of `{}`",
@@ -120,7 +120,7 @@ class FirstDifference:
     """The first difference of a trial from the majority.
 
     Attributes:
-        ordinal: of the step among those that were recorded, from 0.
+        ordinal: index of the step among recorded ones, from 0.
         step: its number.
         event: what differs, as ``forward:layers.3``.
         after: the event before it, up to which all is equal; empty at the begin of the step.
@@ -159,8 +159,8 @@ class TraceComparison:
     """Trials that were compared.
 
     Attributes:
-        equal: those that agree with the majority as far as they have come; the first one stands for it.
-        places: of each other one, where it differs first.
+        equal: trials that agree with the majority as far as they ran; the first is the reference.
+        places: first differences of all other trials.
     """
 
     equal: list[str] = field(default_factory=list)
@@ -360,7 +360,7 @@ def _amount(one: Operators, other: Operators, a: Sequence[Any], b: Sequence[Any]
     return f"{text}, the first is {place}: {values[0]:.9g} and {values[1]:.9g}", data
 
 
-#: How the numbers of a type are read; what is not here is compared by bytes.
+#: ``struct`` formats of types; other types are compared by bytes.
 _FORMATS = {
     **{"float32": "<f", "float64": "<d", "float16": "<e", "int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b"},
     **{"uint8": "<B", "bool": "<B"},

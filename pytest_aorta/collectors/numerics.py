@@ -16,7 +16,7 @@ _PHASES = ("forward", "backward", "gradients", "optimizer")
 class Numerics(Collector):
     """The first tensor with a NaN or Inf of each rank: step, module, forward or backward, and what produced it.
 
-    Attributes of the data: ``first`` is the finding of the rank that was first, ``ranks`` has that of each rank (null
+    Attributes of the data: ``first`` is the finding of the first rank, ``ranks`` has one of each rank (null
     for none), ``reached`` says how ranks got it that were not the first. The file ``heat.json`` has, for each rank and
     each tensor in the order of execution, the step, absolute maximum and norm of the last steps.
     """

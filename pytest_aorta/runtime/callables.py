@@ -1,7 +1,7 @@
 """Callables that tasks run, identified by a digest, and all that travels between processes as a pickle.
 
 Callables, configurations and results go by cloudpickle: what can be imported on the other side goes by name, functions
-within functions, lambdas and those of ``__main__`` go by value.
+within functions, lambdas and functions of ``__main__`` go by value.
 """
 
 from __future__ import annotations

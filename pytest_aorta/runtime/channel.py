@@ -42,7 +42,7 @@ class Channel:
             end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, end)
         self._end = end
         end.setblocking(True)  # user code may have set another default
-        #: What has come of a message of several packets.
+        #: Received packets of an incomplete message.
         self._begun = bytearray()
         _channels.add(self)
 

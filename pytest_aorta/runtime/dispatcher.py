@@ -49,9 +49,8 @@ class TaskKind(enum.Enum):
 class Member:
     """A callable to run at one endpoint: the only member of a task, or one of a group.
 
-    ``worker`` is the id of the endpoint that must run it, ``eligible`` the ids of those that may; ``None`` stands for
-    any. ``config`` is pickled, once submitted. With ``first_item``, it is a list of items, of which the first has this
-    number, and each is a call.
+    ``worker``: id of the endpoint that must run it. ``eligible``: ids of endpoints that may; ``None``: any.
+    ``config``: pickled on submission; with ``first_item``, a list of items, one call each, numbered from there.
     """
 
     definition: Definition | None = None
@@ -85,7 +84,7 @@ class GraphTask(Member):
     outcome: Outcome | None = None
     failure: TaskFailure | None = None
     running: tuple[Dispatch, ...] = ()
-    #: Its place in the queue of those that are ready.
+    #: Its place in the queue of ready tasks.
     order: int = 0
     #: Whether its outcome is final, and whether a thread waits for that.
     has_settled: bool = False
@@ -175,8 +174,8 @@ def _key(task: GraphTask) -> Key:
 class ReadyQueues:
     """The ready tasks of one run, in the order in which they became ready, with a queue for every key.
 
-    Only the heads are looked at: whether one can start, or none ever will, is asked once for each key, of which there
-    are few. A busy worker delays only the tasks for itself.
+    Only the heads of the few queues are checked for whether they can start, now or ever. A busy worker delays only its
+    own tasks.
     """
 
     def __init__(self) -> None:
@@ -317,7 +316,7 @@ class GraphRun:
         #: References that its tasks may need until all have ended.
         self.keeps = keeps
         self.queues = ReadyQueues()
-        #: Its tasks that are not consumed, in the order of their submission, and the records of those that are, by id.
+        #: Unconsumed tasks in the order of submission, and records of consumed ones by id.
         self.nodes: dict[GraphNode, None] = {}
         self.records: dict[int, TaskRecord] = {}
         self.first_failure: TaskRecord | None = None
@@ -589,7 +588,7 @@ class Dispatcher:
             self.release_slab(node.payload)
             node.run = None  # which a tensor that is held longer would keep
             return
-        # In an open run there may be very many: of those that nothing refers to, only the record is kept.
+        # An open run may have very many: unreferenced ones keep only their record.
         run: GraphRun = node.run
         if run.nodes.pop(node, self) is None:
             run.records[node.id] = record_of(node)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Link: TypeAlias = "ProcessLink | HostLink"
 
-#: What goes to a process, and what comes back: a word, and what follows it. See ``leaf``, which is the other side.
+#: A message to or from a process: a word and its parameters. ``leaf`` is the other side.
 Message = tuple[Any, ...]
 
 #: Processes that are started, one after the other, before one must become ready.
@@ -107,7 +107,7 @@ class ProcessEndpoint:
         self._cancels = cancels
         self._max_deaths = max_deaths
         self._state = ProcessState.STARTING
-        #: Of the last process that was started; ``None`` also where that was given up before it was ready.
+        #: The link to the last process; ``None`` if it was given up before it was ready.
         self._link: Link | None = None
         #: The task that it runs.
         self._current: Dispatch | None = None

@@ -111,7 +111,7 @@ class EventLoop:
     def poll_until(self, over: Callable[[], bool]) -> None:
         """Poll in the caller's thread until ``over()``, for some milliseconds at most; or do nothing.
 
-        The end of a short task then wakes one thread instead of two, of which one has to wait for the other's GIL.
+        The end of a short task then wakes one thread instead of two, which would compete for the GIL.
         """
         if self._thread is None or self._guest is not None:
             return

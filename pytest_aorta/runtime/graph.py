@@ -197,7 +197,7 @@ class GraphNode:
     state: State = State.PENDING
     #: Producers that are not done.
     fan_in: int = 0
-    #: Nodes that are held until this one has settled, and those that hold this one: an ordered set, or ``None``.
+    #: Nodes held until this one has settled, and nodes that hold this one: an ordered set, or ``None``.
     producers: tuple[GraphNode, ...] = field(default=(), repr=False)
     consumers: dict[GraphNode, None] | None = field(default=None, repr=False)
     #: Holds on it: of its scope, of itself until it has settled, of every consumer.
@@ -302,7 +302,7 @@ class Writers:
         return {write.node: None for write in self._overlapping(run, footprint)}
 
     def add(self, run: Hashable, footprint: Footprint, node: GraphNode) -> None:
-        """Add a write. Those that it covers wholly are forgotten; those that it covers in part stay.
+        """Add a write; forget writes that it covers completely.
 
         Of one that has failed, what is not covered stays, where both are intervals.
         """
@@ -352,7 +352,7 @@ class Writers:
                     self._remove(oldest)
 
     def forget(self, node: GraphNode) -> None:
-        """Remove what is left of a node's writes; those that have replaced some of them stay."""
+        """Remove the remaining writes of a node, but not the newer writes over them."""
         for write in node.writes:
             self._remove(write)
 
@@ -368,7 +368,7 @@ class Graph:
     """The nodes of all runs of one dispatcher. It takes no lock: callers hold the dispatcher's.
 
     ``on_ready`` is called once for every node that becomes ready, ``on_settled`` once for every node that completes or
-    fails (not for those that are added as completed), ``on_consumed`` once for every node that nothing holds any more,
+    fails (not for nodes added as completed), ``on_consumed`` once for every node that nothing holds any more,
     in this order for one node. They are called when the change is over, and do not change the graph.
     """
 

@@ -60,10 +60,10 @@ class _Refused(Exception): ...
 
 # How a host is named: execnet's gateway specifications, as in xdist's ``--tx``
 
-#: What says how the host is reached; a specification has exactly one of them.
+#: Keys for the way to a host; a specification has exactly one of them.
 _KINDS = ("popen", "ssh")
 
-#: What may be added. execnet's ``execmodel``, ``via`` and ``installvia`` would not run the service in a main thread.
+#: Optional keys. execnet's ``execmodel``, ``via`` and ``installvia`` would not run the service in a main thread.
 _EXTRAS = ("python", "chdir", "nice", "id", "ssh_config", "dont_write_bytecode")
 
 
@@ -210,7 +210,7 @@ class HostConnection:
         self._startup_timeout = startup_timeout
         self._silence = silence
         self._step = "connecting"
-        #: What the host has said of itself, its interpreter and its pytest-aorta.
+        #: The host's report on itself, its interpreter and its pytest-aorta.
         self.facts: dict[str, Any] = {}
         self._lock = threading.Lock()  # of the log, and of the process, which must not be started once it was given up
         self._given_up = False
@@ -526,7 +526,7 @@ class HostLink(HostConnection):
 
 # The other side: say which code is here, run the service, end when the parent has gone
 
-#: Executed there by execnet, in an interpreter of which nothing is known yet.
+#: Executed there by execnet, in an interpreter that nothing is known of yet.
 _BOOTSTRAP = """
 import os, socket, sys
 # The working directory must not shadow what is imported, as ``-c`` would let it.

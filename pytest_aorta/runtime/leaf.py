@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Transport: TypeAlias = MessageSocket | HostChannel
 
-#: For a task without arguments.
+#: Arguments of a task without any.
 NOTHING = SlotArgs()
 
 

@@ -43,7 +43,7 @@ class TaskRef:
     def __init__(self, dispatcher: Dispatcher, node: GraphNode, outputs: tuple[torch.Tensor, ...] = ()) -> None:
         self._dispatcher = dispatcher
         self._node = node
-        #: The tensors that were allocated for ``TaskArgs.add_output``, in order; of a group, those of all members.
+        #: Tensors allocated for ``TaskArgs.add_output``, in order, for all members of a group.
         self.outputs = outputs
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class MapRef:
 
         Raises:
             TimeoutError: ``timeout`` seconds have passed first.
-            TaskError: the first chunk of which an item has failed; others may run still. The text names the item.
+            TaskError: an item failed; the text names it, and other chunks may still run.
         """
         give_up = None if timeout is None else time.monotonic() + timeout
         results: list[Any] = []
@@ -125,7 +125,7 @@ class MapRef:
         return results
 
     def cancel(self, why: str = "cancelled") -> None:
-        """Start no further chunk, and end those that run."""
+        """Start no further chunk, and end running ones."""
         for task in self.tasks:
             task.cancel(why)
 
@@ -200,7 +200,7 @@ class RunHandle:
         Path(file).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
     def cancel(self, why: str = "cancelled", *, running: bool = False) -> None:
-        """Start no further task; with ``running``, end those that run."""
+        """Start no further task; with ``running``, end running ones."""
         self._dispatcher.cancel_run(self._run, why, running)
 
 
@@ -232,7 +232,7 @@ def _pack(task: GraphTask) -> Sequence[TaskRef]:
 class Orchestrator:
     """Handed to ``orch_fn``; usable until that has returned.
 
-    ``after`` takes tasks that have to succeed first, besides those that follow from the tensors' tags. ``timeout`` is
+    ``after``: tasks that have to succeed first, in addition to the tensors' writers. ``timeout`` is
     the task's deadline in seconds from its start; then it is ended, and the slot where it ran gets a new process.
     """
 

@@ -1,4 +1,4 @@
-"""Finding, tagging and ending processes, those that try to escape included; whether one may be forked. Linux only."""
+"""Finding, tagging and ending processes, even escaping ones; safety of forks. Linux only."""
 
 from __future__ import annotations
 

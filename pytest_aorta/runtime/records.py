@@ -129,7 +129,7 @@ class Completion:
     failure: TaskFailure | None = None
 
 
-#: Of a task that has returned nothing, as most tasks do.
+#: The completion of tasks that return nothing, as most do.
 SUCCEEDED = Completion(Outcome.SUCCESS)
 
 

@@ -122,7 +122,7 @@ class Slab:
     ring: int
     offset: int
     size: int
-    #: Of the graph: held by the scope in which it was allocated, and by the tasks that use it.
+    #: Its node in the graph, held by the scope that allocated it and by tasks that use it.
     node: GraphNode | None = None
     #: Whether no task uses it any more; whether no tensor does.
     released: bool = False
@@ -403,7 +403,7 @@ class _Ring:
         self.size = size
         #: Bytes of the slabs that are not free.
         self.used = 0
-        #: In the order of their offsets.
+        #: Slabs in the order of their offsets.
         self._slabs: list[Slab] = []
         #: Slabs whose last tensor has gone, in the middle of anything.
         self.dropping: deque[Slab] = deque()

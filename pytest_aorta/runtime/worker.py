@@ -145,7 +145,7 @@ class Worker:
             allowed_failures=allowed_failures,
             check=check,
         )
-        #: Of the process of a worker below another one: what its zygote is forked from.
+        #: In the process of a nested worker: the fork that becomes its zygote.
         self.seed: Seed | None = None
         self._state = WorkerState.NEW
         #: Held while processes are started, and while a callable is registered.
@@ -322,8 +322,7 @@ class Worker:
             timeout: seconds that the runs have; as long as they take, if not given.
 
         Raises:
-            RuntimeError: from another thread than that of ``init`` while that one lives, or from within a graph that
-                is being built.
+            RuntimeError: called while the thread of ``init`` lives by another one, or within the building of a graph.
             TimeoutError: the runs have not ended; nothing was ended, and ``close`` can be called again.
         """
         check_timeout(timeout)

@@ -35,7 +35,7 @@ from pytest_aorta.runtime.resources.leases import UsedFolder, make_own
 #: Seconds that a zygote may take to get ready.
 STARTUP_TIMEOUT = 300.0
 
-#: In the words of a command: replaced by the tag of the zygote.
+#: Placeholder in the words of a command for the tag of the zygote.
 TAG_WORD = "@AORTA_TAG@"
 
 #: The working directory must not shadow what the interpreter imports, as ``-c`` would let it.
@@ -44,7 +44,7 @@ _BOOTSTRAP = (
     "from pytest_aorta.runtime.zygote_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 
-#: What runs behind a prefix.
+#: The script that runs behind a prefix.
 _ENTRY = Path(__file__).with_name("zygote_entry.py")
 
 #: Bytes of its output that an error quotes, and of the stacks in it.
@@ -209,7 +209,7 @@ class TaskEnd:
     Attributes:
         returncode: of its process; ``None`` where that outlived SIGKILL, as for ``max_rss_bytes``.
         swept: the processes that it had left behind.
-        unkillable: those that could not be ended.
+        unkillable: processes that could not be ended.
         at: when, in seconds of ``time.time()``.
     """
 
@@ -679,7 +679,7 @@ class Zygote:
             stdout: a file for everything that is written there; ``None`` leaves it to the zygote's own log.
             stderr: the same.
             stacks: a file for the stacks that ``Task.kill`` takes; ``None`` for no stacks.
-            cores: cores that the child may run on; ``None`` for those of the zygote.
+            cores: cores that the child may run on; ``None``: as the zygote.
             descriptors: open files that the child keeps as long as it lives, locked ones for instance.
 
         Raises:

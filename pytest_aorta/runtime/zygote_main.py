@@ -174,7 +174,7 @@ class ForkServer:
         self.order = order
         self.run = run
         self.owners = set() if owner is None else {owner}
-        #: Of processes that this zygote was lent to, which order forks as well.
+        #: Channels of processes that borrowed this zygote, and order forks, too.
         self.borrowers: set[Channel] = set()
         self.tasks: dict[int, RunningTask] = {}
         #: How many tasks have ended; how many of them before the last look ahead.
@@ -380,7 +380,7 @@ class ForkServer:
                     self.begin_end(dumped)
 
     def tend(self) -> None:
-        """Collect what has ended, kill what is due, and report tasks of which nothing is left.
+        """Collect what has ended, kill what is due, and report tasks whose processes are all gone.
 
         An orphan is of the task whose session it is in, or that it was asked to end with. If it has left the session,
         it may be of any task that has ended: their reports wait for its end, and it has the shortest of their graces.
@@ -450,7 +450,7 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
         if not ends_fully and os.getpid() == own:
             leave(0)
 
-    # Called after all handlers that the task registers: those that come then are the zygote's.
+    # Called after all handlers that the task registers: later handlers are the zygote's.
     atexit.register(end_here)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

@@ -1,4 +1,4 @@
-"""Clusters, their partitions and launchers: those of the project, then of the user, then built-in ones.
+"""Clusters, partitions and launchers: defined by the project, by the user, or built in.
 
 The keys of ``clusters.toml`` and ``launchers.toml`` are Row's, with some of ours.
 """

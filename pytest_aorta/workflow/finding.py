@@ -10,7 +10,7 @@ from pytest_aorta.settings import RequestError
 #: Searched for from the working directory upwards; the second is Row's.
 FILE_NAMES = ("aorta.toml", "workflow.toml")
 
-#: What Row reads as well, later versions of it included.
+#: Files that Row reads, too; later versions of Row may add keys.
 FILES_OF_ROW = ("workflow.toml", "clusters.toml", "launchers.toml")
 
 

@@ -22,7 +22,7 @@ from pytest_aorta.workflow.schedulers import GONE, scheduler_of
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workspace.atomic import locked, write_text
 
-#: Of the index, the folder with all jobs.
+#: The folder with all jobs, in the folder of the index.
 JOBS = "jobs"
 
 #: Variables in a job: its folder, and which task of it this is.

@@ -52,22 +52,22 @@ PRAGMA user_version = {_VERSION};
 #: Seconds that a process may have to wait for another one that writes.
 _PATIENCE = 60.0
 
-#: Directories that a thread looks at before it is given others, and those that say whether threads are worth it.
+#: Directories that a thread lists at a time, and directories listed first to decide whether threads pay.
 _AT_ONCE, _TRIED = 50, 20
 
 #: Directories whose values are looked up one by one.
 _FEW = 50
 
-#: So many times per directory has a look to wait for others to be worth a thread.
+#: Blocking waits per directory above which threads pay.
 _WAITS = 0.5
 
 #: Bytes of a line of a journal; a longer one says nothing, and is not held in memory.
 _LONGEST = 2**24
 
-#: How a trial has ended, as its record says, or a command.
+#: The outcome of a trial, as in its record, or of a command.
 Outcome = Literal["ok", "workload_failed", "timeout", "infrastructure_failed", "completed", "failed"]
 
-#: With the key of the request that a trial was of, or of the command; empty for products that were found.
+#: Outcome, and key of the request or command; the key is empty for products found on disk.
 Completion = tuple[Outcome, str]
 
 #: Action to unit to its completion; ``None`` where there is none any more.
@@ -233,7 +233,7 @@ class Workspace:
         self._folder, self._value_file = str(recipe.directories), str(recipe.workspace.value_file or "")
         self._names: list[str] | None = None
         self._digests: dict[str, str | None] = {}
-        #: As the index has them, unread as long as it is ``None``; those that it has to be given; and their contents.
+        #: Values in the index (``None``: unread), new values to store, and parsed contents.
         self._values: dict[str, _Value] | None = {}
         self._new: dict[str, _Value] = {}
         self._parsed: dict[str, Any] = {}

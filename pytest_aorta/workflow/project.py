@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 #: The state of an action on a unit, in the order of columns.
 State = Literal["completed", "failed", "stale", "submitted", "eligible", "waiting"]
 
-#: How far a unit is by itself. A trial that is ``without_result`` says nothing of the workload, and is run again; one
-#: that is ``not_needed`` is not run, because its cell is decided; ``stale`` has a result of another request.
+#: Progress of a unit, apart from what it waits for. ``without_result``: the trial says nothing of the workload, and
+#: runs again. ``not_needed``: it does not run, because its cell is decided. ``stale``: its result is of another request.
 Progress = Literal["completed", "failed", "without_result", "stale", "submitted", "not_needed", "open"]
 
-#: How the trials of an action have ended, by its key ``expect``.
+#: Progress by outcome of a trial, for each value of ``expect``.
 _MEANINGS: Mapping[str, Mapping[str, Progress]] = {
     expect: {
         "ok": "completed" if expect == "pass" else "failed",
@@ -267,9 +267,9 @@ class Project:
         return value
 
     def folder(self, action: Action, unit: str) -> Path:
-        """The folder that a command works on: a directory of the workspace, or that of a trial, a cell, a matrix.
+        """The folder of a unit: a directory of the workspace, or the folder of a trial, a cell or a matrix.
 
-        The files of a matrix with one cell lie in the folder of the workload, as those of a plan do.
+        A matrix with one cell keeps its files in the folder of the workload, as a plan does.
         """
         matrix = self.matrix_of(action)
         if matrix is None:
@@ -423,7 +423,7 @@ class Project:
     def runnable(
         self, action: Action, only: Collection[str] | None = None, *, looks: bool = True
     ) -> tuple[list[str], Counter[str]]:
-        """The units that the next submission would run, and how many of the others there are of which kind.
+        """Units that the next submission would run, and counts of the other units by kind.
 
         ``looks``: whether those are left out whose products are there, although the index does not know them.
         """
@@ -444,7 +444,7 @@ class Project:
         return units, others
 
     def summary(self, action: Action, only: Collection[str] | None = None) -> tuple[dict[State, int], Cost]:
-        """How many units of an action are in each state, see ``states``, and what those that are left may cost."""
+        """The number of units in each state, see ``states``, and the cost of the remaining ones."""
         states, progress, group = self.states(action, only), self.progress[action.name], action.table.group
         # A failed command is run again, and so is a trial whose result says nothing.
         over = {"completed", "failed"} if action.is_matrix else {"completed"}
@@ -500,7 +500,7 @@ class Project:
     def groups(
         self, action: Action, units: Sequence[str], is_left: Callable[[str], bool] = lambda unit: True
     ) -> Iterator[list[str]]:
-        """Units of an action as its jobs have them; those that are not left any more are found out group by group."""
+        """Groups of an action in the order of submission; checks group by group which units still have to run."""
         parts: dict[str | None, list[str]] = {}
         for unit in units:
             parts.setdefault(action.node_of(unit), []).append(unit)
@@ -555,7 +555,7 @@ class Project:
             status, key = statuses.get(0 if takes_them_all else number), own.keys[number] if own.keys else ""
             products = [self.folder(action, unit) / name for name in action.table.products]
             is_complete = not status and all(path.exists() for path in products)
-            # Else they may be those of the stale command that the job was to run again.
+            # Else they may come from the stale command that the job had to run again.
             if is_complete and (status == 0 or all(path.stat().st_mtime >= job.created for path in products)):
                 journal.add(action.name, unit, "completed", key=key)
             elif status is not None:

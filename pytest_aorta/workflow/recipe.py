@@ -110,7 +110,7 @@ _ONE = {
 #: All units of a group, in one command.
 _ALL = ("directories", "folders")
 
-#: By placeholder: the values of ``each`` that it is for, where it is not for all.
+#: By placeholder: the values of ``each`` that allow it; others are always allowed.
 _ONLY_FOR = {
     "directory": ("directory",),
     "directories": ("directory",),
@@ -249,7 +249,7 @@ class JobResources(StrictTable):
     @model_validator(mode="before")
     @classmethod
     def _of_row(cls, content: Any) -> Any:
-        """Row's keys ``memory_per_cpu_mb`` and ``memory_per_gpu_mb`` are those of ``memory``."""
+        """Row's keys ``memory_per_cpu_mb`` and ``memory_per_gpu_mb`` set the keys of ``memory``."""
         if not isinstance(content, Mapping):
             return content
         flat = {key: content[f"memory_{key}"] for key in JobMemory.model_fields if f"memory_{key}" in content}
@@ -305,7 +305,7 @@ class SubmitOptions(StrictTable):
     output_file_name: str | None = None
 
 
-#: How often there is a new run of the trials of an action.
+#: The period after which all trials of an action run again.
 Every = Literal["day", "week", "month"]
 
 
@@ -367,7 +367,7 @@ class OutputTable(StrictTable):
     depends: Texts = ()
 
 
-#: Of a variable, a mitigation set for each value.
+#: A variable: one mitigation set per value.
 Axis = Annotated[tuple[tuple[str, ...], ...], _read_by(variations)]
 
 

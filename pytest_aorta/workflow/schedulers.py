@@ -66,7 +66,7 @@ class _Bash:
         return {}
 
 
-#: How the names of schedulers begin that PSI/J knows, https://exaworks.org/psij-python.
+#: Prefix of the names of PSI/J's schedulers, https://exaworks.org/psij-python.
 PSIJ = "psij:"
 
 #: A job that has ended; the scheduler does not say how.
@@ -87,7 +87,7 @@ class _Psij:
     """Any batch scheduler of PSI/J, for single jobs.
 
     Its own watch over jobs ends with the process, and takes a scheduler that does not answer for the end of all jobs:
-    so the commands are those of its executors, and what becomes of their answers is decided here. PSI/J does not look
+    so this class runs the commands of its executors and interprets the answers itself. PSI/J does not look
     for jobs by their names, so a job whose answer was lost is one that the scheduler does not have.
     """
 
@@ -162,7 +162,7 @@ class _Psij:
 class _PsijLocal(_Psij):
     """Processes of this host, which go on when the one that has submitted them has ended.
 
-    The number of a job is that of its process and, as these come again, when that began.
+    The number of a job is the pid of its process and its start time, because pids are reused.
     """
 
     def submit(self, asked: Asked) -> tuple[str, TaskState | None]:

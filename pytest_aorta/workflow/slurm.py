@@ -32,7 +32,7 @@ ENDED = {
     *("PREEMPTED", "RECONFIG_FAIL", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
 }
 
-#: What sbatch says when it cannot say whether the job is there.
+#: Messages of sbatch after which the job may exist.
 _LOST = re.compile(r"timed out|Unable to contact|communication|connection|Zero Bytes", re.IGNORECASE)
 
 _TASK = re.compile(r"(\d+)(?:_(\d+))?")
@@ -97,8 +97,9 @@ def submit(asked: Asked) -> tuple[str, TaskState | None]:
 def states(identities: Sequence[str]) -> dict[str, TaskState]:
     """The states of jobs, each ``NUMBER``, and of tasks of arrays, each ``NUMBER_TASK``.
 
-    The queue knows those that have ended a short while ago as well, each task by itself; what it has forgotten, the
-    accounting is asked. Raises ``SchedulerError`` where the scheduler does not answer.
+    squeue also knows tasks that ended a short while ago; sacct knows older ones.
+
+    Raises ``SchedulerError`` where the scheduler does not answer.
     """
     if not identities:
         return {}
@@ -196,7 +197,7 @@ def end_of(number: str) -> str | None:
     return None
 
 
-#: How the states of nodes begin that take no job, see ``man sinfo``, NODE STATE CODES.
+#: Prefixes of states of nodes that take no jobs, see ``man sinfo``, NODE STATE CODES.
 _NO_JOBS = ("down", "drain", "drng", "fail", "maint", "unk", "reboot", "power")
 
 

@@ -171,7 +171,7 @@ def _value_text(location: Location, value: object) -> str:
 class StrictTable(BaseModel):
     """A table of a file. An unknown key is an error, or goes to the context of the validation."""
 
-    # Their schemas are built when a file is read, of which most commands read one.
+    # Built when a file is read: most commands read only one.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @model_validator(mode="before")

@@ -15,7 +15,7 @@ HISTORY = ".history"
 #: Folder of the results of replays, and node id of their collector.
 REPLAY = "replay"
 
-#: What pytest processes that run the same trials together are.
+#: The role of a pytest process among several that run the same trials.
 PartKind = Literal["rank", "node"]
 
 _REPEAT = re.compile(r"trial_\d+\.repeat_(\d+)\.json")
@@ -25,7 +25,7 @@ _REPEAT = re.compile(r"trial_\d+\.repeat_(\d+)\.json")
 class TrialPaths:
     """Paths of one trial, relative to the results directory: ``file`` and the artifacts folder beside it.
 
-    ``cell`` is that of the trial where no folder says it: files of another one may lie there.
+    ``cell``: cell of the trial, where its folder does not tell; files of another cell may lie there.
     """
 
     file: PurePosixPath

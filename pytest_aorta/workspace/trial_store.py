@@ -109,7 +109,7 @@ def retire_others(
 
 
 def prune(results: Path, run: str, kept: int) -> int:
-    """Of each workload that ``run`` has moved records of, keep those of the newest ``kept`` runs; how many are gone."""
+    """Delete all but the newest ``kept`` runs in the history of each workload that ``run`` moved; how many are gone."""
     history, removed = results / HISTORY, 0
     if not (history / run).is_dir():
         return 0
@@ -251,7 +251,7 @@ class TrialStore:
         self.kind: PartKind = kind
         self.is_writer = not number
         self._begun = time.time()
-        #: Trial files of this run, relative to the results directory, also those that could not be written.
+        #: Trial files of this run, relative to the results directory, including failed writes.
         self.written: set[PurePosixPath] = set()
         #: Why an earlier result does not stand for a trial.
         self.not_kept: dict[TrialPaths, list[str]] = {}

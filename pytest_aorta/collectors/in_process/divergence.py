@@ -472,5 +472,5 @@ def _line() -> str:
     return ""
 
 
-#: What ``start.py`` makes, see ``collectors.contract``.
+#: The name that ``start.py`` looks for, see ``collectors.contract``.
 InProcess = StepRecorder

@@ -115,5 +115,5 @@ class MemorySampler:
         torch.cuda._lazy_call(watch)
 
 
-#: What ``start.py`` makes, see ``collectors.contract``.
+#: The name that ``start.py`` looks for, see ``collectors.contract``.
 InProcess = MemorySampler

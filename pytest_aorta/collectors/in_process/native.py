@@ -253,7 +253,7 @@ def _read(path: str) -> str:
         return ""
 
 
-#: What ``start.py`` makes, see ``collectors.contract``.
+#: The name that ``start.py`` looks for, see ``collectors.contract``.
 InProcess = GdbStarter
 
 

@@ -47,7 +47,7 @@ class Seen:
 
 
 class ModuleCall:
-    """A module that runs: the tensors that it was given, and those that it gave."""
+    """A running module, its input tensors and its output tensors."""
 
     def __init__(self, name: str, given: list[Any]) -> None:
         self.name, self.given = name, given
@@ -562,5 +562,5 @@ def _is_mask(tensor: Any) -> bool:
     return not tensor.requires_grad and bool((torch.isfinite(tensor) | (tensor == -math.inf)).all())
 
 
-#: What ``start.py`` makes, see ``collectors.contract``.
+#: The name that ``start.py`` looks for, see ``collectors.contract``.
 InProcess = NumericsHooks

@@ -103,5 +103,5 @@ class StepProfiler:
         path.with_suffix(".tmp").replace(path)
 
 
-#: What ``start.py`` makes, see ``collectors.contract``.
+#: The name that ``start.py`` looks for, see ``collectors.contract``.
 InProcess = StepProfiler

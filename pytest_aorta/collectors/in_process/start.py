@@ -23,7 +23,7 @@ LIMIT = 60.0
 #: Problems of one collector that are kept.
 _PROBLEMS = 5
 
-#: What numbers the steps: the workload's reports are better than steps of an optimizer, these than forward passes.
+#: Sources of step numbers, best first: reports of the workload, steps of an optimizer, forward passes.
 _FORWARDS, _OPTIMIZER, _REPORTS = 1, 2, 3
 
 

@@ -231,7 +231,7 @@ def _device_of(entry: str, visible: Sequence[int], uuids: Sequence[str]) -> int 
 
 
 def core_shares(slots: int, available: Collection[int] | None = None, root: Path = Path("/")) -> list[tuple[int, ...]]:
-    """One set of CPUs (as the kernel numbers them, ascending) for each of ``slots`` slots, of which there are as many.
+    """One set of CPUs (as the kernel numbers them, ascending) for each of ``slots`` slots.
 
     Shares are disjoint, next to each other, and as equal as they can be; the first ones get what is left over. The
     hyper-threads of a core stay together while there are as many cores as slots; beyond, they are dealt out one by one.

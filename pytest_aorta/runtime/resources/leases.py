@@ -285,13 +285,13 @@ def _listed(devices: Sequence[int]) -> str:
 
 PREFIX = "aorta-tmp-"
 
-#: In the folder of a run, one per process that uses it.
+#: Prefix of lock files in the folder of a run, one per process that uses it.
 _LOCK = ".lock."
 
-#: Beside what stays until the time of this file.
+#: Suffix of a file beside a kept folder; the folder stays until the time of this file.
 _KEPT = ".kept"
 
-#: Where a longer path gets a short name, which is a symbolic link.
+#: The folder of short symbolic links to longer paths.
 SHORT = Path("/tmp")
 
 
