@@ -121,7 +121,7 @@ class TrialJob:
 
     @classmethod
     def of_earlier_run(cls, spec: TrialSpec, folder: Path, result: TrialResult) -> TrialJob:
-        """A job that has ended with the result of an earlier run, under the name that the trial has in this plan."""
+        """A job that has ended with the result of an earlier run; the result gets the trial's name in this plan."""
         job = cls(spec, folder)
         job.resumed = True
         # A rank may have failed in its setup while rank 0, whose phases count, was in its run.
@@ -135,7 +135,7 @@ class TrialJob:
 
     @property
     def asked(self) -> tuple[TrialSpec, Path, Inherited, float | None, str]:
-        """What makes an equal job, in another process too."""
+        """The arguments that make an equal job, in this or another process."""
         return self.spec, self.folder, self.inherited, self.timeout, self.run_name
 
     def with_spec(self, spec: TrialSpec) -> TrialJob:

@@ -251,7 +251,7 @@ def located(words: Sequence[str]) -> list[str]:
 
 
 def module_path(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """``PYTHONPATH`` with which ``python -m`` finds a module of the directory that pytest was started in."""
+    """``PYTHONPATH`` with which ``python -m`` finds a module in the directory where pytest was started."""
     start, module = start_folder(), module_of(words)
     if (
         module is None

@@ -45,7 +45,7 @@ def _name(text: str) -> str:
 
 
 def concerned(changed: Iterable[str], imported: Collection[str], paths: Sequence[str], own: str = "") -> set[str]:
-    """Of distributions that have changed, those that a trial has imported, and what these require.
+    """The changed distributions that a trial has imported, or that an imported one requires.
 
     The libraries of ``nvidia-nccl-cu12`` are loaded by torch, which requires it, and no module of it is imported. One
     that is gone is known by its name; where a module is gone with it, all that are gone count.

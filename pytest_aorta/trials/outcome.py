@@ -268,7 +268,7 @@ def _ended_early(seen: Observation) -> Failure:
 
 
 def after_step(seen: Observation) -> str:
-    """``, after step 3 of 10``; where ranks have come differently far, ``, after step 3 (rank 1) to 5 of 10``."""
+    """``, after step 3 of 10``; if ranks are at different steps, ``, after step 3 (rank 1) to 5 of 10``."""
     progress = {rank.rank: rank.progress for rank in seen.ranks if rank.progress is not None}
     if not progress and seen.progress is not None:
         progress = {0: seen.progress}

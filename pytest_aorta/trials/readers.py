@@ -95,7 +95,7 @@ _PAIR = re.compile(
 
 
 def pairs_in(text: str) -> Iterator[tuple[str, str]]:
-    """Names and values: ``lm loss: 1.0E+01 | tps: 7,282`` has ``lm_loss`` and ``tps``."""
+    """Read names and values: ``lm loss: 1.0E+01 | tps: 7,282`` has ``lm_loss`` and ``tps``."""
     for pair in _PAIR.finditer(text):
         yield (pair["name"] or pair["word"]).replace(" ", "_"), pair["value"]
 

@@ -97,7 +97,7 @@ class StepCounter:
         self._memory: mmap.mmap | bytearray | None = None
 
     def set(self, step: Any, total: Any) -> None:
-        """``step`` of ``total`` steps are done. Ignores what is no whole number of 64 bits."""
+        """Note that ``step`` of ``total`` steps are done. Ignores values that are not integers of 64 bits."""
         try:
             # Not ``pack_into``, which sets the memory to 0 before it looks at the values.
             content = _FORMAT.pack(step, -1 if total is None else total)

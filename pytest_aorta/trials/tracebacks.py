@@ -75,7 +75,8 @@ class RaisedException:
 
 
 def type_and_message(text: str) -> tuple[str | None, str]:
-    """``pkg.BadBatch: no labels`` as ``("BadBatch", "no labels")``; the type is ``None`` where the text names none."""
+    """Split ``pkg.BadBatch: no labels`` into ``("BadBatch", "no labels")``; the type is ``None`` if the text names
+    none."""
     match = RAISED.fullmatch(text.partition("\n")[0])
     if match is None:
         return None, text

@@ -172,7 +172,7 @@ def differ(starts: Sequence[ZygoteStart]) -> bool:
         else:
             shared[0] += start.passed > 0
             shared[1] += start.failed > 0
-    return fisher(own, shared) < _LEVEL
+    return sum(own) > 0 and sum(shared) > 0 and fisher(own, shared) < _LEVEL
 
 
 def fisher(one: Sequence[int], other: Sequence[int]) -> float:
