@@ -33,16 +33,16 @@ class Margin:
 
 def margin(value: Any) -> Margin:
     """Parse ``50%`` (of the baseline's rate), ``0.1`` (a difference of rates) or ``50%,0.1`` (the smaller of both)."""
-    found = {"share": math.inf, "points": 1.0}
+    parts = {"share": math.inf, "points": 1.0}
     words = [word.strip() for word in value.split(",")] if isinstance(value, str) else [value]
     for word in words:
         in_percent = isinstance(word, str) and word.endswith("%")
         number = number_of(word.removesuffix("%")) / 100 if in_percent else number_of(word)
         name = "share" if in_percent else "points"
-        if not 0 < number < 1 or found[name] < 1:
+        if not 0 < number < 1 or parts[name] < 1:
             raise ValueError("a share of the baseline's rate such as 50%, a difference such as 0.1, or 50%,0.1")
-        found[name] = number
-    return Margin(**found)
+        parts[name] = number
+    return Margin(**parts)
 
 
 @dataclass(frozen=True)

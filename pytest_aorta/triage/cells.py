@@ -131,12 +131,12 @@ class CellStatistics:
     @cached_property
     def places(self) -> dict[tuple[str | None, tuple[int, ...]], tuple[int, int]]:
         """Failures and counted trials by host and devices."""
-        found: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = {}
+        counts: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = {}
         for each in self.finished:
             if each.is_counted:
-                failures, trials = found.get(each.place.key, (0, 0))
-                found[each.place.key] = failures + each.is_failure, trials + 1
-        return found
+                failures, trials = counts.get(each.place.key, (0, 0))
+                counts[each.place.key] = failures + each.is_failure, trials + 1
+        return counts
 
     @cached_property
     def began(self) -> tuple[str, str]:
@@ -163,11 +163,11 @@ class CellStatistics:
 
     def tally(self, name: str) -> dict[str, int]:
         """Count trials by a field of their facts, such as ``warnings``, ``event`` or ``collected``."""
-        found: Counter[str] = Counter()
+        numbers: Counter[str] = Counter()
         for each in self.finished:
             value = getattr(each, name)
-            found.update(list(dict.fromkeys(value)) if isinstance(value, tuple) else [value] if value else [])
-        return dict(found)
+            numbers.update(list(dict.fromkeys(value)) if isinstance(value, tuple) else [value] if value else [])
+        return dict(numbers)
 
     @property
     def observed(self) -> int:
@@ -222,9 +222,9 @@ class CellTrials:
 
     def stream(self) -> list[TrialFacts]:
         """The counted trials up to the first that is still running: later ones would favour outcomes that end fast."""
-        found = list(takewhile(lambda facts: facts is not None, self.trials.values()))
-        is_all = len(found) == len(self.trials)
-        over = self.finished if is_all else judged_together([facts for facts in found if facts is not None])
+        ended = list(takewhile(lambda facts: facts is not None, self.trials.values()))
+        is_all = len(ended) == len(self.trials)
+        over = self.finished if is_all else judged_together([facts for facts in ended if facts is not None])
         return [facts for facts in over if facts.is_counted]
 
     @property
@@ -284,10 +284,10 @@ class MitigationEffect:
     def sentences(self) -> tuple[str, ...]:
         """One per inert variable, and one on an equal baseline: ``tf32_off: DISABLE_TF32 is named by nothing ...``."""
         label = ",".join(self.mitigations)
-        found = [f"{label}: {variable.text}" for variable in self.inert]
+        said = [f"{label}: {variable.text}" for variable in self.inert]
         if self.same_as is not None:
-            found.append(f"{label}: all variables have the values that they have in {self.same_as.cell}")
-        return tuple(found)
+            said.append(f"{label}: all variables have the values that they have in {self.same_as.cell}")
+        return tuple(said)
 
 
 def effects(
@@ -303,7 +303,7 @@ def effects(
       environment of pytest had it.
     - "named by nothing that is loaded": see ``probe.loaded``.
     """
-    found = {}
+    judged = {}
     for key, base in baselines.items():
         cell = cells[key]
         # The baseline's set in this environment.
@@ -311,10 +311,10 @@ def effects(
         alike = (each for each in cells.values() if (each.key.group(), each.environment, each.mitigations) == wanted)
         reference = next(alike, None)
         if reference is None or reference is cell:
-            found[key] = MitigationEffect(cell.mitigations)
+            judged[key] = MitigationEffect(cell.mitigations)
         else:
-            found[key] = _effect(cell, reference, base if reference.key == base else None)
-    return found
+            judged[key] = _effect(cell, reference, base if reference.key == base else None)
+    return judged
 
 
 def _effect(cell: CellStatistics, reference: CellStatistics, base: CellKey | None) -> MitigationEffect:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from typing import Any, Generic, Literal, TypeVar
 
-from pytest_aorta.common.texts import counted
+from pytest_aorta.common.texts import counted, join_names
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.draws import processes
@@ -459,4 +459,4 @@ def _mitigation(row: Row, base: CellStatistics) -> str:
 def _names(names: Sequence[str]) -> str:
     if len(names) > _MOST_NAMES + 1:
         return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return join_names(names)

@@ -91,10 +91,10 @@ class Decisions:
             waiting = [key for key in family if key not in self.decided and key not in self.stopped]
             if not waiting or len(waiting) == len(family) or any(cells[key].counted < SEEN for key in waiting):
                 continue
-            found = effects(cells, dict.fromkeys(waiting, baseline))
-            if all(effect.is_inert for effect in found.values()):
+            judged = effects(cells, dict.fromkeys(waiting, baseline))
+            if all(effect.is_inert for effect in judged.values()):
                 self.stopped |= {
-                    key: f"inert? ({effect.reason}), and all others decided" for key, effect in found.items()
+                    key: f"inert? ({effect.reason}), and all others decided" for key, effect in judged.items()
                 }
         compared_with = set(baselines.of.values())
         needed = {base for key, base in baselines.of.items() if key not in self.decided and key not in self.stopped}

@@ -55,11 +55,11 @@ class Start:
 def shared_starts(trials: Iterable[TrialFacts]) -> dict[CellKey, set[int]]:
     """The starts of each cell that served several counted trials."""
     numbers = Counter((each.key, each.start) for each in trials if each.is_counted and each.start is not None)
-    found: dict[CellKey, set[int]] = {}
+    shared: dict[CellKey, set[int]] = {}
     for (key, start), number in numbers.items():
         if number > 1 and start is not None:
-            found.setdefault(key, set()).add(start)
-    return found
+            shared.setdefault(key, set()).add(start)
+    return shared
 
 
 def group_by_start(
@@ -242,10 +242,10 @@ def _about(seconds: float) -> str:
 
 def seconds_of_process(trials: Iterable[TrialFacts]) -> float | None:
     """The median wall time of trials that were fresh processes; of all trials if none was."""
-    found = [each for each in trials if each.is_counted and each.wall_sec is not None]
-    shared = shared_starts(found)
-    own = [each for each in found if each.start not in shared.get(each.key, ())]
-    walls = [each.wall_sec for each in own or found if each.wall_sec is not None]
+    timed = [each for each in trials if each.is_counted and each.wall_sec is not None]
+    shared = shared_starts(timed)
+    own = [each for each in timed if each.start not in shared.get(each.key, ())]
+    walls = [each.wall_sec for each in own or timed if each.wall_sec is not None]
     return statistics.median(walls) if walls else None
 
 
@@ -289,9 +289,9 @@ def check_forks(trials: Iterable[TrialFacts]) -> ForkCheck:
 
     A start that has served one trial so far counts as a fresh process.
     """
-    found = [each for each in trials if each.is_counted]
-    shared = shared_starts(found)
-    own = [each.is_failure for each in found if each.start not in shared.get(each.key, ())]
-    forks = [each.is_failure for each in found if each.start in shared.get(each.key, ())]
+    counted = [each for each in trials if each.is_counted]
+    shared = shared_starts(counted)
+    own = [each.is_failure for each in counted if each.start not in shared.get(each.key, ())]
+    forks = [each.is_failure for each in counted if each.start in shared.get(each.key, ())]
     counts = sum(own), len(own), sum(forks), len(forks)
     return ForkCheck(*counts, difference_p(*counts))

@@ -15,6 +15,7 @@ from functools import cached_property
 from math import comb, log, prod
 from typing import Any, Literal
 
+from pytest_aorta.common.texts import join_names
 from pytest_aorta.triage import MARGIN, rates
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.draws import independent, starts_p
@@ -78,12 +79,12 @@ class Finding:
     @property
     def text(self) -> str:
         failures, trials, other_failures, other_trials = self.counts
-        p = "p < 0.0001" if self.p < 0.0001 else f"p = {self.p:.2g}"
+        p = rates.p_text(self.p)
         seen = f"{failures} of {trials} failed, {other_failures} of {other_trials}"
         is_few = other_failures * trials <= _FEW * failures * other_trials
         match self.kind:
             case "needs":
-                names = " and ".join(filter(None, (", ".join(self.levels[:-1]), self.levels[-1])))
+                names = join_names(self.levels)
                 both = f"{'both' if len(self.levels) == 2 else 'all of'} {names}"
                 return f"{'It needs' if is_few else 'Far more fail with'} {both}: {seen} otherwise ({p})."
             case "acts":
@@ -134,11 +135,11 @@ def find_design(cells: Sequence[CellTrials]) -> tuple[tuple[Factor, ...], dict[C
     are_variables = [any("=" in level for level in factor.levels) for factor in factors]
     if sum(are_variables) < 2 or prod(len(factor.levels) for factor in factors) != len(cells):
         return None
-    found = {
+    by_levels = {
         tuple(factor.levels.index(own.get(factor.name, f"without {factor.name}")) for factor in factors): cell
         for own, cell in zip(values, cells, strict=True)
     }
-    return (factors, found) if len(found) == len(cells) else None
+    return (factors, by_levels) if len(by_levels) == len(cells) else None
 
 
 def factorials(
@@ -153,13 +154,13 @@ def factorials(
     for cell in cells:
         if cell.trials:
             groups.setdefault(cell.key.group(), []).append(cell)
-    found = []
+    analysed = []
     for group in groups.values():
         design = find_design(group) if len(group) > 3 else None
         counted = [cell.statistics for cell in group]
         if design and all(each.counted for each in counted) and any(each.failures for each in counted):
-            found.append(_Analysis(*design, paired, sequential, by_rounds()).result())
-    return tuple(found)
+            analysed.append(_Analysis(*design, paired, sequential, by_rounds()).result())
+    return tuple(analysed)
 
 
 @dataclass
@@ -218,8 +219,8 @@ class _Analysis:
         acting = {number: adjusted[number] for number in numbers if adjusted[number] < _LEVEL}
         if acting:
             findings = self._explain_acting(acting)
-        elif found := [(p, pair) for p, pair in zip(adjusted[len(numbers) :], pairs, strict=True) if p < _LEVEL]:
-            findings = [self._explain_dependence(*min(found))]
+        elif pairs_found := [(p, pair) for p, pair in zip(adjusted[len(numbers) :], pairs, strict=True) if p < _LEVEL]:
+            findings = [self._explain_dependence(*min(pairs_found))]
         else:
             findings = [] if doubted else [self._none(effects[: len(numbers)])]
         keys = tuple(cell.key for cell in self.cells.values())
@@ -234,8 +235,8 @@ class _Analysis:
             return self._sequential_p(number, levels[1:], levels[:1])
         # Compare each value with all others; for two values this is one question.
         asked = [frozenset({level}) for level in levels[1 if len(levels) == 2 else 0 :]]
-        found = [max(self._conditional_p(number, each), self._starts_p(number, each)) for each in asked]
-        return min(1.0, min(found) * len(asked))
+        p_values = [max(self._conditional_p(number, each), self._starts_p(number, each)) for each in asked]
+        return min(1.0, min(p_values) * len(asked))
 
     def _high(self, number: int) -> frozenset[int]:
         """The values with which more fail: above the division by rate with the largest likelihood."""
@@ -249,8 +250,8 @@ class _Analysis:
         return frozenset(by_rate[max(range(1, len(by_rate)), key=likelihood) :])
 
     def _sum(self, combinations: Iterable[Combination]) -> tuple[int, int]:
-        found = [self.cells[each].statistics for each in combinations]
-        return sum(each.failures for each in found), sum(each.counted for each in found)
+        numbers = [self.cells[each].statistics for each in combinations]
+        return sum(each.failures for each in numbers), sum(each.counted for each in numbers)
 
     def _others(self, number: int, given: Mapping[int, Collection[int]]) -> Iterator[Combination]:
         """Combinations of all other variables that have these ``given`` values; this one is 0."""
@@ -321,7 +322,7 @@ class _Analysis:
         """p that holds at any time, from pairs of trials that differ in this variable (Bonferroni over values)."""
         from pytest_aorta.triage.sequential import SequentialTest
 
-        found = []
+        p_values = []
         for level, base in itertools.product(ones, others):
             test = SequentialTest(MARGIN)
             series = [
@@ -329,14 +330,14 @@ class _Analysis:
                 for other in self._others(number, given or {})
             ]
             test.pairs += _by_turns(series)
-            found.append(test.comparison().p)
-        return min(1.0, min(found) * len(found))
+            p_values.append(test.comparison().p)
+        return min(1.0, min(p_values) * len(p_values))
 
     # Findings.
 
     def _explain_acting(self, acting: Mapping[int, float]) -> list[Finding]:
         high = {number: self._high(number) for number in acting}
-        left, found = dict(acting), []
+        left, findings = dict(acting), []
         subsets = [each for size in range(len(acting), 1, -1) for each in itertools.combinations(acting, size)]
         for subset in subsets:
             p = self._needs_p(subset, high) * len(subsets) if {*subset} <= {*left} else 1.0
@@ -345,10 +346,10 @@ class _Analysis:
                 others = self._sum(each for each in self.cells if each not in together)
                 levels = tuple(self.factors[number].text(high[number]) for number in subset)
                 p = max(p, *(acting[number] for number in subset))
-                found.append(Finding("needs", levels, (), (*self._sum(together), *others), p))
+                findings.append(Finding("needs", levels, (), (*self._sum(together), *others), p))
                 for number in subset:
                     del left[number]
-        return found + [self._acts(number, high[number], p) for number, p in left.items()]
+        return findings + [self._acts(number, high[number], p) for number, p in left.items()]
 
     def _acts(self, number: int, high: frozenset[int], p: float) -> Finding:
         """The finding on a variable that needs no other, and whether it acts with each value of each other one."""
@@ -459,16 +460,18 @@ class _Analysis:
         return Finding("depends", (one.name, other.name), (", ".join(texts),), ends, p)
 
     def _none(self, effects: Sequence[Effect]) -> Finding:
-        found = sorted(
+        counts = sorted(
             ((cell.statistics.failures, cell.statistics.counted) for cell in self.cells.values()),
             key=lambda each: each[0] / each[1],
         )
-        (least, few), (most, many) = found[0], found[-1]
+        (least, few), (most, many) = counts[0], counts[-1]
         seen = f"{least} of {few} to {most} of {many} failed in each cell"
-        if found[0] == found[-1]:
+        if counts[0] == counts[-1]:
             seen = f"{least} of {few} failed in each cell"
         tested = ", ".join(f"{effect.factors[0]} p = {effect.p_adjusted:.2g}" for effect in effects)
-        return Finding("none", (), (f"{seen} ({tested})",), (*found[-1], *found[0]), min(e.p_adjusted for e in effects))
+        return Finding(
+            "none", (), (f"{seen} ({tested})",), (*counts[-1], *counts[0]), min(e.p_adjusted for e in effects)
+        )
 
 
 _SQUARE: tuple[Combination, ...] = ((0, 0), (0, 1), (1, 0), (1, 1))

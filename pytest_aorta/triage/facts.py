@@ -154,17 +154,17 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
         return NOT_WATCHED
     environment = request.get("environment") or {}
     entered = environment.get("enter") or False
-    found = (env.get("end") or {}).get("variables") or {}
+    names = (env.get("end") or {}).get("variables") or {}
     unnamed = None
     if (
         not environment.get("launcher")
-        and found.get("by") is not None
-        and not found.get("unsearched")
-        and not found.get("subprocesses", True)
+        and names.get("by") is not None
+        and not names.get("unsearched")
+        and not names.get("subprocesses", True)
     ):
         unnamed = frozenset(
             name
-            for name, named in found["by"].items()
+            for name, named in names["by"].items()
             if not named["count"] and not (entered and _OF_ENGINES.fullmatch(name))
         )
     failed = any(str(reason).startswith("env_vars:") for reason in env.get("partial_reasons") or ())
@@ -189,8 +189,8 @@ def agreed(trials: Iterable[WatchedVariables]) -> WatchedVariables:
     """Keep what all trials agree on; trials that say nothing, such as crashed ones, are ignored."""
     different = set(trials)
 
-    def common(found: Iterable[Values]) -> Values:
-        saying = [set(values) for values in found if values]
+    def common(sides: Iterable[Values]) -> Values:
+        saying = [set(values) for values in sides if values]
         return tuple(sorted(set.intersection(*saying), key=lambda item: item[0])) if saying else ()
 
     unnamed = [each.unnamed for each in different if each.unnamed is not None]

@@ -66,13 +66,13 @@ def parse_gate(text: str) -> Gate:
     Raises:
         ValueError: with the expected and the given text.
     """
-    found = _GATE.fullmatch(text.strip())
-    if found is None:
+    match = _GATE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(
             f"VALUE, VALUE(CELL) or upper(VALUE), one of {' '.join(_COMPARE)}, and a number or verdict, as in "
             "failure_rate<=0.02 or verdict(omp_1)==fixes"
         )
-    bound, value, cell, comparison, given = found.groups()
+    bound, value, cell, comparison, given = match.groups()
     if bound is None and (ending := re.fullmatch(r"(\w+)_(upper|lower)", value)):  # failure_rate_upper
         value, bound = ending.groups()
     if value not in VALUES:

@@ -160,9 +160,9 @@ def judge(pairs: Sequence[Pair], margin: Margin, family: int, planned: int = 0) 
     ``family``: number of cells that share the level, for guesses of more trials. ``planned``: number of comparisons at
     the end, so that a cell that begins later does not take back earlier conclusions.
     """
-    found = [pair.comparison() for pair in pairs]
-    adjusted = rates.holm([*(each.p for each in found), *[1.0] * (planned - len(found))])
-    compared = [replace(each, p_adjusted=p) for each, p in zip(found, adjusted, strict=False)]
+    single = [pair.comparison() for pair in pairs]
+    adjusted = rates.holm([*(each.p for each in single), *[1.0] * (planned - len(single))])
+    compared = [replace(each, p_adjusted=p) for each, p in zip(single, adjusted, strict=False)]
     return [(each, _verdict(pair, each, margin, family)) for pair, each in zip(pairs, compared, strict=True)]
 
 

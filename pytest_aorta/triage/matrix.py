@@ -141,12 +141,12 @@ def escape_markdown(text: str, longest: int | None = None) -> str:
     """Escape a text so that Markdown shows it unchanged, on one line."""
     clean = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     clean = clean if longest is None or len(clean) <= longest else f"{clean[: longest - 3]}..."
-    return _MARKS.sub(lambda found: f"\\{found[0]}", html.escape(clean, quote=False))
+    return _MARKS.sub(lambda mark: f"\\{mark[0]}", html.escape(clean, quote=False))
 
 
 def _items(texts: Iterable[str]) -> str:
-    def harmless(found: re.Match[str]) -> str:
-        return f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}"
+    def harmless(mark: re.Match[str]) -> str:
+        return f"{mark[0]}\\" if mark[0].isdigit() else f"\\{mark[0]}"
 
     return "\n".join(f"- {_FIRST.sub(harmless, escape_markdown(text))}" for text in texts)
 

@@ -98,7 +98,7 @@ def arms(tables: Sequence[tuple[float, float, float, float]], level: float = 0.9
     total = sum(weights)
     if not total:
         return Estimate(0.5, -0.5, 1.5), Estimate(0.5, -0.5, 1.5)
-    found = []
+    estimates = []
     for side in (0, 2):
         rate = below = above = 0.0
         for table, weight in zip(tables, weights, strict=True):
@@ -108,8 +108,8 @@ def arms(tables: Sequence[tuple[float, float, float, float]], level: float = 0.9
                 rate += share * own
                 below += (share * (own - interval.low)) ** 2
                 above += (share * (interval.high - own)) ** 2
-        found.append(Estimate(rate, rate - sqrt(below), rate + sqrt(above)))
-    return found[0], found[1]
+        estimates.append(Estimate(rate, rate - sqrt(below), rate + sqrt(above)))
+    return estimates[0], estimates[1]
 
 
 def difference_interval(cell: Estimate, base: Estimate) -> Interval:
@@ -277,6 +277,11 @@ def _hypergeometric(failed: int, trials: int, base_trials: int) -> Numbers:
     return np.array([comb(trials, k) * comb(base_trials, failed - k) / every for k in possible])
 
 
+def p_text(p: float) -> str:
+    """``p = 0.023``, ``p < 0.0001``."""
+    return "p < 0.0001" if p < 0.0001 else f"p = {p:.2g}"
+
+
 def rate_below(trials: int) -> float:
     """Upper 95 % bound on the rate after trials without a failure (Clopper & Pearson 1934, one-sided).
 
@@ -374,5 +379,5 @@ def _are_decided(
     if share < 1:
         is_within &= (low >= 1 - share) & (high <= 1 + share)
     is_different = np.abs(difference) > width(_ALPHA / comparisons) * pooled
-    found: Numbers = is_different | is_within | ((low > 0.5) & (difference <= 0))
-    return found
+    decided: Numbers = is_different | is_within | ((low > 0.5) & (difference <= 0))
+    return decided

@@ -67,7 +67,7 @@ def windows(cell: Spots, base: Spots) -> list[Window]:
         for position, (place, began) in enumerate(spots):
             at.setdefault(place, []).append((began if is_timed else numbers[place], side, position))
             numbers[place] += 1
-    found = []
+    near = []
     for here in at.values():
         if len({side for _, side, _ in here}) < 2:
             continue
@@ -80,28 +80,28 @@ def windows(cell: Spots, base: Spots) -> list[Window]:
                 now = ([], [])
         for side in (0, 1):
             own[-1][side].extend(now[side][: _NEAR - 1])
-        found += own
-    return found
+        near += own
+    return near
 
 
-def by_turns(found: Sequence[Window], cell: Spots, base: Spots) -> bool:
+def by_turns(near: Sequence[Window], cell: Spots, base: Spots) -> bool:
     """Whether both sides alternated at their common places, so that changes over time hit both alike."""
     shared = {place for place, _ in cell} & {place for place, _ in base}
     least = sum(min(sum(each == place for each, _ in side) for side in (cell, base)) for place in shared)
-    return bool(found) and len(found) >= _BY_TURNS * least
+    return bool(near) and len(near) >= _BY_TURNS * least
 
 
 def round_counts(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> tuple[Counts, ...]:
     """Failures and trials of both in each window; empty if they did not run by turns."""
     sides = in_order(cell), in_order(base)
     spots = [[(facts.place.key, facts.started_at) for facts in side] for side in sides]
-    found = windows(*spots)
-    if not by_turns(found, *spots):
+    near = windows(*spots)
+    if not by_turns(near, *spots):
         return ()
     failed = [[facts.is_failure for facts in side] for side in sides]
     return tuple(
         (sum(failed[0][each] for each in ours), len(ours), sum(failed[1][each] for each in theirs), len(theirs))
-        for ours, theirs in found
+        for ours, theirs in near
     )
 
 
@@ -181,8 +181,8 @@ def _residuals(trials: Sequence[TrialFacts], rounds: Sequence[int]) -> _Numbers 
     for facts in trials:
         at.setdefault(facts.place.key, []).append(facts.is_failure)
     means = {place: sum(failed) / len(failed) for place, failed in at.items()}
-    found = np.zeros(len(rounds))
+    residuals = np.zeros(len(rounds))
     number = {index: position for position, index in enumerate(rounds)}
     for facts in trials:
-        found[number[facts.index]] += facts.is_failure - means[facts.place.key]
-    return found if found.any() else None
+        residuals[number[facts.index]] += facts.is_failure - means[facts.place.key]
+    return residuals if residuals.any() else None

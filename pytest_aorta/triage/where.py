@@ -14,12 +14,12 @@ from itertools import chain, pairwise
 from math import comb, exp, expm1, log
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.common.texts import first_names
+from pytest_aorta.common.texts import first_names, join_names
 from pytest_aorta.triage import SPEED_MARGIN
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.draws import shared_starts
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.rates import Counts, Interval, holm, stratified_tails, wilson
+from pytest_aorta.triage.rates import Counts, Interval, holm, p_text, stratified_tails, wilson
 from pytest_aorta.triage.rounds import analyse_rounds, in_order
 from pytest_aorta.triage.speed import within_places
 
@@ -231,10 +231,6 @@ def _in_order(cells: Sequence[CellTrials]) -> list[TrialFacts]:
     return in_order([facts for cell in cells for facts in _counted(cell)])
 
 
-def _p(p: float) -> str:
-    return "p < 0.0001" if p < 0.0001 else f"p = {p:.2g}"
-
-
 # Places.
 
 
@@ -328,7 +324,7 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
     names = first_names([name_of(value) for value in in_order(held)], 4)
     test = Association(
         factor,
-        " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))),
+        join_names(names),
         sum(facts.is_failure for facts in there),
         len(there),
         sum(facts.is_failure for facts, _ in known),
@@ -342,13 +338,15 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
     where = f"{'in' if factor in ('job', 'slot') else 'on'} {test.value}"
     if not test.is_gathered:
         rest = f"{test.all_failures - test.failures} of {test.all_trials - test.trials}"
-        numbers = f"{test.failures} of {test.trials} trials, {rest} ({_p(test.p)})"
+        numbers = f"{test.failures} of {test.trials} trials, {rest} ({p_text(test.p)})"
         return replace(test, sentence=f"more failures {where} than elsewhere: {numbers}")
     suspect = PLACES[factor] + ("s" if len(held) > 1 else "")
     is_all = _MOST * test.failures >= test.all_failures
     suspect += " as well" if differ else ", not the variables" if is_all else "; the others have another cause"
     text = f"{test.failures} of {test.all_failures} failures {where}: suspect {suspect}"
-    return replace(test, sentence=f"{text} ({test.value} ran {test.trials} of {test.all_trials} trials; {_p(test.p)})")
+    return replace(
+        test, sentence=f"{text} ({test.value} ran {test.trials} of {test.all_trials} trials; {p_text(test.p)})"
+    )
 
 
 def _gathering(
@@ -410,7 +408,7 @@ def _starts(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     by_number = dict(sorted(by_number.items()))
     total = (sum(map(sum, by_number.values())), len(known)) * 2
     shares = tuple(Share(f"start {number}", sum(each), len(each)) for number, each in by_number.items())
-    text = f"failures depend on what a process draws at its start: {_describe_starts(starts, by_number)} ({_p(p)})"
+    text = f"failures depend on what a process draws at its start: {_describe_starts(starts, by_number)} ({p_text(p)})"
     yield Association("start", "", *total, p, shares=shares, sentence=text)
 
 
@@ -421,7 +419,7 @@ def _describe_starts(starts: Mapping[tuple[CellKey, int], list[bool]], by_number
         for ends in (True, False):
             numbers = [number for number, each in by_number.items() if each[0] is ends]
             said = first_names([str(number) for number in numbers], _MOST_NAMES)
-            where = f"start{'s' * (len(numbers) != 1)} {_listed(said)}"
+            where = f"start{'s' * (len(numbers) != 1)} {join_names(said)}"
             count = sum(len(by_number[number]) for number in numbers)
             names += [f"{'all' if ends else 'none of'} {count} in {where}"] if numbers else []
         return ", ".join(names)
@@ -432,12 +430,6 @@ def _describe_starts(starts: Mapping[tuple[CellKey, int], list[bool]], by_number
     rates = sorted(starts.values(), key=lambda each: (sum(each) / len(each), len(each)))
     least, most = rates[0], rates[-1]
     return f"from {sum(least)} of {len(least)} in one start to {sum(most)} of {len(most)} in another"
-
-
-def _listed(names: Sequence[str]) -> str:
-    if not names:
-        return "none"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _hash_seeds(trials: Sequence[TrialFacts]) -> Iterator[Association]:
@@ -458,10 +450,11 @@ def _hash_seeds(trials: Sequence[TrialFacts]) -> Iterator[Association]:
         return
     outcome, p, *total = decided
     sides = [
-        _listed(first_names([str(seed) for seed, end in sorted(outcome.items()) if end is side], _MOST_NAMES))
+        join_names(first_names([str(seed) for seed, end in sorted(outcome.items()) if end is side], _MOST_NAMES))
+        or "none"
         for side in (True, False)
     ]
-    text = f"PYTHONHASHSEED decides it: fails with {sides[0]}, passes with {sides[1]} ({_p(p)})"
+    text = f"PYTHONHASHSEED decides it: fails with {sides[0]}, passes with {sides[1]} ({p_text(p)})"
     yield Association("hash seed", "", total[0], total[1], total[0], total[1], p, sentence=text)
 
 
@@ -477,9 +470,9 @@ def _seeds(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     outcome, p, *total = decided
     bad = sorted(seed for seed, end in outcome.items() if end)
     again = next((facts.file for facts in trials if facts.is_failure and facts.index == bad[0]), "") if bad else ""
-    names = _listed(first_names([str(index) for index in bad], _MOST_NAMES))
+    names = join_names(first_names([str(index) for index in bad], _MOST_NAMES)) or "none"
     text = f"the seed decides it: {len(bad)} of {len(outcome)} trials fail, the same ones in each cell that fails: "
-    text += f"{names} ({_p(p)}); --aorta-replay {again} runs one of them again"
+    text += f"{names} ({p_text(p)}); --aorta-replay {again} runs one of them again"
     yield Association("seed", "", total[0], total[1], total[0], total[1], p, sentence=text)
 
 
@@ -554,7 +547,7 @@ def _first_trials(trials: Sequence[TrialFacts]) -> Iterator[Association]:
         expected = sum((one + later) / (own + more) for one, own, later, more in tables)
         text = (
             f"the first trial of a cell fails more often than later ones: {failed} of {count}, {rest} of {others} "
-            f"({_p(p)}); look at what only it does, such as to compile or to download"
+            f"({p_text(p)}); look at what only it does, such as to compile or to download"
         )
         yield Association(
             "first trial", "", failed, count, failed + rest, count + others, p,
@@ -587,7 +580,7 @@ def _ranks(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     rank = min(p_values, key=lambda each: (p_values[each], each))
     text = (
         f"rank {rank} is the cause in {number[rank]} of {len(causes)} failures: look at its device, its host, "
-        f"and what only it does ({_p(p_values[rank])})"
+        f"and what only it does ({p_text(p_values[rank])})"
     )
     shares = tuple(Share(f"rank {each}", number[each], len(causes)) for each in range(most))
     counts = (number[rank], len(causes), len(causes), len(causes))
@@ -627,7 +620,7 @@ def _in_time(
         ]
         text = (
             f"the failure rate changes over the run: {shares[0].failures} of {shares[0].trials} in its first third, "
-            f"{shares[2].failures} of {shares[2].trials} in its last ({_p(p_values[0])}); {_meaning(trials)}"
+            f"{shares[2].failures} of {shares[2].trials} in its last ({p_text(p_values[0])}); {_meaning(trials)}"
         )
         counts = (number, count, number, count)
         yield Association("order", "", *counts, p_values.pop(0), shares=tuple(shares), sentence=text)
@@ -723,7 +716,7 @@ def _step_times(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     residuals = _centred(times, cells)
     change = expm1(float(residuals[-third:].mean() - residuals[:third].mean()))
     p = _permuted(times, cells, [_trend])[0] if abs(change) >= _SLOWER else 1.0
-    text = f"step times change over the run: {change:+.0%} from its first third to its last ({_p(p)})"
+    text = f"step times change over the run: {change:+.0%} from its first third to its last ({p_text(p)})"
     yield Association("step times", "", 0, count, 0, count, p, sentence=f"{text}; {_meaning(timed)}")
 
 
@@ -750,7 +743,7 @@ def _run(factor: Factor, failed: _Numbers, strata: _Numbers, pairs: tuple[_Numbe
     where = factor.removeprefix("trial before")
     text = (
         f"failures come in runs: a trial failed as the one before{where.replace(' its', ' the same') or ' it'} did "
-        f"{both} times, by chance it would be about {expected:.0f} ({_p(p)}); "
+        f"{both} times, by chance it would be about {expected:.0f} ({p_text(p)}); "
         f"{len(failed)} trials say as much as about {independent} independent ones"
     )
     total = (int(failed.sum()), len(failed)) * 2
@@ -794,10 +787,10 @@ class Node:
         reasons = []
         if self.p_bad < NODE_LEVEL:
             rest = f"{self.others_bad} of {self.others} on the others"
-            reasons.append(f"{self.bad} of {self.trials} trials did not pass, {rest} ({_p(self.p_bad)})")
+            reasons.append(f"{self.bad} of {self.trials} trials did not pass, {rest} ({p_text(self.p_bad)})")
         if self.p_slow < NODE_LEVEL and self.ratio is not None:
             once = "" if self.trials > 1 else " in its only trial"
-            reasons.append(f"{self.ratio - 1:.0%} slower{once} ({_p(self.p_slow)})")
+            reasons.append(f"{self.ratio - 1:.0%} slower{once} ({p_text(self.p_slow)})")
         return tuple(reasons)
 
 
