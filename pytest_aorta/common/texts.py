@@ -136,6 +136,11 @@ _NAME_LIMIT = 120
 _DIGEST = 8
 
 
+def join_names(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
 def counted(number: int, what: str) -> str:
     """``1 trial``, ``2 trials``."""
     return f"{number:,} {what}{'s' * (number != 1)}"

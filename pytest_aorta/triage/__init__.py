@@ -1,9 +1,9 @@
-"""What a run has shown: from the records of its trials to the table of verdicts.
+"""From the records of trials to the table of verdicts.
 
-Pure functions over records; nothing here imports pytest, starts a process or needs torch. In the order of imports:
-``signatures``, ``facts`` of a trial, ``rates``, ``sequential`` and ``rounds`` for statistics, ``cells``, ``speed``,
-``where``, ``judging``, ``verdicts``, ``columns`` with all that is said of a cell, and the formats: ``matrix``,
-``report``, ``compare``, the terminal's table.
+Pure functions over records: nothing here imports pytest, starts a process or needs torch. Modules in the order of their
+imports: ``signatures`` and ``facts`` of a trial; the statistics in ``rates``, ``sequential`` and ``rounds``; ``cells``,
+``speed``, ``where``, ``judging`` and ``verdicts``; ``columns``, which says everything about a cell; and the formats
+``matrix``, ``report`` and ``compare``.
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ from pytest_aorta.settings import duration, number_of
 
 @dataclass(frozen=True)
 class Margin:
-    """How much a failure rate may differ from that of the baseline and still be the same.
+    """The largest difference between two failure rates that still counts as none.
 
-    ``share`` is one of the baseline's rate, infinite for no such limit; ``points`` is a difference of the two rates.
+    ``share``: as a share of the baseline's rate; infinite for no such limit. ``points``: as a difference of the rates.
     """
 
     share: float = 0.5
     points: float = 0.1
-
-    def of(self, base_rate: float) -> float:
-        """The difference that is allowed at this failure rate of the baseline."""
-        return min(self.points, self.share * base_rate)
 
     def __str__(self) -> str:
         share = f"{self.share:.12g}".removesuffix(".0") if math.isinf(self.share) else f"{100 * self.share:.12g}%"
@@ -36,32 +32,32 @@ class Margin:
 
 
 def margin(value: Any) -> Margin:
-    """``50%``: of the baseline's rate; ``0.1``: a difference of rates; ``50%,0.1``: the smaller of both."""
-    found = {"share": math.inf, "points": 1.0}
+    """Parse ``50%`` (of the baseline's rate), ``0.1`` (a difference of rates) or ``50%,0.1`` (the smaller of both)."""
+    parts = {"share": math.inf, "points": 1.0}
     words = [word.strip() for word in value.split(",")] if isinstance(value, str) else [value]
     for word in words:
         in_percent = isinstance(word, str) and word.endswith("%")
         number = number_of(word.removesuffix("%")) / 100 if in_percent else number_of(word)
         name = "share" if in_percent else "points"
-        if not 0 < number < 1 or found[name] < 1:
+        if not 0 < number < 1 or parts[name] < 1:
             raise ValueError("a share of the baseline's rate such as 50%, a difference such as 0.1, or 50%,0.1")
-        found[name] = number
-    return Margin(**found)
+        parts[name] = number
+    return Margin(**parts)
 
 
 @dataclass(frozen=True)
 class Stop:
-    """When a run ends early.
+    """When a run ends early: ``--aorta-stop``.
 
     Attributes:
-        decided: whether the trials of a cell end with its verdict.
-        failures: after how many failures the trials of a cell end.
-        first_fix: whether all trials end with the first fix.
-        equivalence: whether a cell goes on that is no cure, until it is known to be equal or worse.
-        speed: whether a cell that does not fail is decided when its step times are.
-        confirm: whether fresh trials have to confirm a fix first.
-        seconds: after which no trial begins.
-        power: whether a cell also ends when it has had the trials that show a cure in 90 %, at the rate seen.
+        decided: a cell ends when it has a verdict.
+        failures: a cell ends after this many failures.
+        first_fix: all cells end with the first fix.
+        equivalence: a cell without a cure goes on until its rate is known to be equal or worse.
+        speed: a cell without failures ends when its speed is known.
+        confirm: fresh trials have to confirm a fix first.
+        seconds: no trial begins after this time.
+        power: a cell also ends when it has had enough trials to show a cure in 90 %, at the rate seen.
     """
 
     decided: bool = False
@@ -79,7 +75,7 @@ class Stop:
         return self.decided or self.failures is not None
 
 
-#: Words for runs that end with their verdicts.
+#: Words of ``--aorta-stop`` that end a run by its verdicts.
 GOALS = frozenset({"decided", "first-fix", "equivalence", "speed"})
 
 #: Each cell has a verdict.
@@ -115,28 +111,28 @@ def stop(value: str) -> Stop:
     )
 
 
-#: What is no effect, unless a user says so: half of the baseline's failure rate, and at most 0.1.
+#: Default: half of the baseline's failure rate, but at most 0.1.
 MARGIN = Margin()
 
-#: Changes of the step times that are none.
+#: Smaller changes of step times are ignored, as a share.
 SPEED_MARGIN = 0.05
 
 
 @dataclass(frozen=True)
 class TriageSettings:
-    """What a user may set of the verdicts. It is here because plans have it, and need none of the rest.
+    """The user's settings for verdicts. They are here because plans hold them and need nothing else of the triage.
 
     Attributes:
         baseline: cell or mitigation set that others are compared with; ``None`` for the rule of ``choose_baselines``.
         margin: how much a failure rate may differ and still be the same.
-        speed_margin: changes of the step times, as a share, that are none.
-        sequential: whether the number of trials depends on what was seen of them.
-        confirm: whether a cell that fails less needs fresh trials that say so again.
-        speed: whether the step times are what is asked for, of cells that do not fail.
-        screens: whether, of many cells, those end early that are hopeless.
-        power: whether that holds for few cells as well: of ``--aorta-trials auto``, which asks for a cure.
-        by_node: whether nodes are compared as well: of a sweep over them.
-        signatures: rules of the user: names of ways to fail, each with a regular expression for the texts of a failure.
+        speed_margin: ignore smaller changes of step times, as a share.
+        sequential: the number of trials depends on their results, so only tests that hold at any time are valid.
+        confirm: a cell that fails less has to do so again in fresh trials.
+        speed: of cells without failures, the run asks for the step times.
+        screens: among many cells, hopeless ones end early.
+        power: hopeless cells also end early among few cells (``--aorta-trials auto``).
+        by_node: nodes are compared as well, in a sweep over them.
+        signatures: the user's names of ways to fail, each with a regular expression for the texts of a failure.
     """
 
     baseline: str | None = None

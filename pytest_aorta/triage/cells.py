@@ -1,4 +1,4 @@
-"""What is known of one cell, and whether the variables of its mitigation set can have done anything."""
+"""Numbers of one cell, and whether the variables of its mitigation set can have had an effect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pytest_aorta.triage.signatures import Signature
 
 @dataclass(frozen=True)
 class SignatureCount:
-    """How often a cell has failed in one way: in which trials, and in which ranks, as far as they have any."""
+    """One way in which a cell has failed, with the trials and the ranks that it has hit."""
 
     signature: Signature
     trials: tuple[int, ...]
@@ -40,10 +40,7 @@ class SignatureCount:
 
 @dataclass(frozen=True)
 class CellStatistics:
-    """What the trials of a cell that are over say; ``finished`` in the order of their indices.
-
-    All numbers are found when they are asked for.
-    """
+    """Numbers of a cell's finished trials, which are in the order of their indices."""
 
     key: CellKey
     environment: str
@@ -64,7 +61,7 @@ class CellStatistics:
 
     @cached_property
     def failures(self) -> int:
-        """Trials in which the workload has failed, hangs among them."""
+        """Trials in which the workload failed or hung."""
         return self.count("failed", "timeout")
 
     @cached_property
@@ -79,13 +76,13 @@ class CellStatistics:
 
     @property
     def loss_events(self) -> int:
-        """By how many events they were lost: those that one event has cost count as one."""
+        """Number of events that cost trials; trials lost by one event count once."""
         events = self.tally("event")
         return self.lost - sum(events.values()) + len(events)
 
     @property
     def did_not_run(self) -> bool:
-        """Whether no trial has come to its main work, of those that were not interrupted."""
+        """Whether no trial reached its main work; interrupted trials are ignored."""
         return self.count("did not run") > 0 and self.count("did not run", "interrupted", "in doubt") == self.total
 
     @property
@@ -99,7 +96,7 @@ class CellStatistics:
 
     @cached_property
     def signatures(self) -> tuple[SignatureCount, ...]:
-        """Of the failures, the most frequent first."""
+        """Ways to fail, the most frequent first."""
         return _signature_counts(each for each in self.finished if each.is_failure)
 
     @cached_property
@@ -113,12 +110,12 @@ class CellStatistics:
 
     @cached_property
     def steps(self) -> StepSummary | None:
-        """Of trials that came to the end of ``run()``."""
+        """Steps of trials that reached the end of ``run()``."""
         return summarize_steps([each.steps for each in self.finished if each.steps is not None])
 
     @property
     def iterations(self) -> tuple[int, ...]:
-        """That trials have made, each number once, ascending."""
+        """The different numbers of iterations that trials made, ascending."""
         return tuple(sorted({each.iterations for each in self.finished if each.iterations is not None}))
 
     @property
@@ -133,48 +130,48 @@ class CellStatistics:
 
     @cached_property
     def places(self) -> dict[tuple[str | None, tuple[int, ...]], tuple[int, int]]:
-        """Failures and counted trials, by host and devices."""
-        found: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = {}
+        """Failures and counted trials by host and devices."""
+        counts: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = {}
         for each in self.finished:
             if each.is_counted:
-                failures, trials = found.get(each.place.key, (0, 0))
-                found[each.place.key] = failures + each.is_failure, trials + 1
-        return found
+                failures, trials = counts.get(each.place.key, (0, 0))
+                counts[each.place.key] = failures + each.is_failure, trials + 1
+        return counts
 
     @cached_property
     def began(self) -> tuple[str, str]:
-        """When the first and the last of its counted trials did; empty where that is not known of one of them."""
+        """When its first and its last counted trial began; empty if the time of any trial is unknown."""
         times = [each.started_at for each in self.finished if each.is_counted]
         return (min(times), max(times)) if times and all(times) else ("", "")
 
     @cached_property
     def starts(self) -> tuple[Start, ...]:
-        """The processes that its counted trials come from."""
+        """The processes that its counted trials were forked from, or were."""
         return group_by_start(self.finished)
 
     @property
     def shared_starts(self) -> int | None:
-        """How many processes its trials come from, where one served several of them."""
+        """Number of its processes, if one of them served several trials."""
         if all(facts.start is None for facts in self.finished):
             return None
         return len(self.starts) if any(start.is_shared for start in self.starts) else None
 
     @cached_property
     def variables(self) -> WatchedVariables:
-        """That any cell of the plan sets, as far as the trials agree on them."""
+        """Variables that any cell of the plan sets, as far as its trials agree on them."""
         return agreed(each.variables for each in self.finished)
 
     def tally(self, name: str) -> dict[str, int]:
-        """How many trials have each of what a field of their facts says: ``warnings``, ``event``, ``collected``."""
-        found: Counter[str] = Counter()
+        """Count trials by a field of their facts, such as ``warnings``, ``event`` or ``collected``."""
+        numbers: Counter[str] = Counter()
         for each in self.finished:
             value = getattr(each, name)
-            found.update(list(dict.fromkeys(value)) if isinstance(value, tuple) else [value] if value else [])
-        return dict(found)
+            numbers.update(list(dict.fromkeys(value)) if isinstance(value, tuple) else [value] if value else [])
+        return dict(numbers)
 
     @property
     def observed(self) -> int:
-        """How many trials ran with collectors."""
+        """Number of trials that ran with collectors."""
         return sum(each.observed for each in self.finished)
 
     @property
@@ -202,7 +199,7 @@ def _signature_counts(failing: Iterable[TrialFacts]) -> tuple[SignatureCount, ..
 class CellTrials:
     """The trials of one cell, in the order in which they began.
 
-    ``trials``: by index; those of a test by file, as it may run many of one index. ``None`` while they run.
+    ``trials``: by index; trials of a test by file, as a test may run several of one index. ``None`` while one runs.
     """
 
     key: CellKey
@@ -213,7 +210,7 @@ class CellTrials:
     _finished: Sequence[TrialFacts] | None = None
 
     def add(self, facts: TrialFacts) -> None:
-        """A trial is over."""
+        """Add a finished trial."""
         self.trials[facts.file if facts.key.test else facts.index] = facts
         self._statistics = self._finished = None
 
@@ -224,18 +221,15 @@ class CellTrials:
         return self._finished
 
     def stream(self) -> list[TrialFacts]:
-        """The counted trials up to the first that is still running.
-
-        How long a trial takes depends on how it ends: to look at what is over already would favour fast outcomes.
-        """
-        found = list(takewhile(lambda facts: facts is not None, self.trials.values()))
-        is_all = len(found) == len(self.trials)
-        over = self.finished if is_all else judged_together([facts for facts in found if facts is not None])
+        """The counted trials up to the first that is still running: later ones would favour outcomes that end fast."""
+        ended = list(takewhile(lambda facts: facts is not None, self.trials.values()))
+        is_all = len(ended) == len(self.trials)
+        over = self.finished if is_all else judged_together([facts for facts in ended if facts is not None])
         return [facts for facts in over if facts.is_counted]
 
     @property
     def statistics(self) -> CellStatistics:
-        """Of all that are over."""
+        """Numbers of all finished trials."""
         if self._statistics is None:
             finished = sorted(self.finished, key=lambda facts: (facts.index, facts.file))
             self._statistics = CellStatistics(self.key, self.environment, self.mitigations, tuple(finished))
@@ -258,11 +252,11 @@ class InertVariable:
 
 @dataclass(frozen=True)
 class MitigationEffect:
-    """Whether the variables of a cell's mitigation set can have done anything.
+    """Whether the variables of a cell's mitigation set can have had an effect.
 
     Attributes:
-        inert: variables that probably did nothing, in alphabetical order; ``active``: the others that the set changes.
-        same_as: the baseline that the cell is compared with, if all watched variables have the same values there.
+        inert: variables that probably had none, in alphabetical order; ``active``: the others that the set changes.
+        same_as: the cell's baseline, if all watched variables have the same values there.
     """
 
     mitigations: tuple[str, ...]
@@ -276,12 +270,12 @@ class MitigationEffect:
 
     @property
     def is_inert(self) -> bool:
-        """Whether none of its variables seems to do anything."""
+        """Whether none of its variables seems to have an effect."""
         return self.is_second_baseline or (bool(self.inert) and not self.active)
 
     @property
     def reason(self) -> str:
-        """Of ``inert? (reason)``, in a few words; empty where it is not ``is_inert``."""
+        """The reason in ``inert? (reason)``; empty if it is not ``is_inert``."""
         if self.same_as is not None:
             return f"same variables as {self.same_as.cell}"
         return ", or ".join(sorted({variable.reason for variable in self.inert})) if self.is_inert else ""
@@ -290,26 +284,26 @@ class MitigationEffect:
     def sentences(self) -> tuple[str, ...]:
         """One per inert variable, and one on an equal baseline: ``tf32_off: DISABLE_TF32 is named by nothing ...``."""
         label = ",".join(self.mitigations)
-        found = [f"{label}: {variable.text}" for variable in self.inert]
+        said = [f"{label}: {variable.text}" for variable in self.inert]
         if self.same_as is not None:
-            found.append(f"{label}: all variables have the values that they have in {self.same_as.cell}")
-        return tuple(found)
+            said.append(f"{label}: all variables have the values that they have in {self.same_as.cell}")
+        return tuple(said)
 
 
 def effects(
     cells: Mapping[CellKey, CellStatistics], baselines: Mapping[CellKey, CellKey]
 ) -> dict[CellKey, MitigationEffect]:
-    """The effect of each cell that is compared with a baseline.
+    """Judge the variables of each cell that is compared with a baseline.
 
-    A variable is the mitigation set's if the cell sets it, and the baseline's set in the same environment does not set
-    it to the same value: variables of the environment and extra ones are in both. Only what all trials of a cell agree
-    on is said, and nothing of values that are secret or were not seen.
+    A variable belongs to the mitigation set if the cell sets it, and the baseline's set in the same environment does
+    not set it to the same value: variables of the environment and extra ones are in both. Only values that all trials
+    of a cell agree on count; secret and unseen values are ignored.
 
-    - Set already: its trials had the value that those of the baseline's set had; where these are not known, the one
-      that was set around pytest.
-    - Named by nothing: see ``probe.loaded``.
+    - "set to this value already": the trials of the baseline's set had the same value; if these are unknown, the
+      environment of pytest had it.
+    - "named by nothing that is loaded": see ``probe.loaded``.
     """
-    found = {}
+    judged = {}
     for key, base in baselines.items():
         cell = cells[key]
         # The baseline's set in this environment.
@@ -317,10 +311,10 @@ def effects(
         alike = (each for each in cells.values() if (each.key.group(), each.environment, each.mitigations) == wanted)
         reference = next(alike, None)
         if reference is None or reference is cell:
-            found[key] = MitigationEffect(cell.mitigations)
+            judged[key] = MitigationEffect(cell.mitigations)
         else:
-            found[key] = _effect(cell, reference, base if reference.key == base else None)
-    return found
+            judged[key] = _effect(cell, reference, base if reference.key == base else None)
+    return judged
 
 
 def _effect(cell: CellStatistics, reference: CellStatistics, base: CellKey | None) -> MitigationEffect:

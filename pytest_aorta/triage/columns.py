@@ -1,4 +1,4 @@
-"""How a table is said: its numbers, its columns for all formats, and the sentence that it comes to."""
+"""The texts of a table: formatted numbers, the columns for all formats, and the concluding sentences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from typing import Any, Generic, Literal, TypeVar
 
-from pytest_aorta.common.texts import counted
+from pytest_aorta.common.texts import counted, join_names
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.draws import processes
@@ -20,24 +20,24 @@ from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import Row, Table
 from pytest_aorta.triage.where import node_sentences
 
-#: Rates whose interval ends below this are shown with a decimal.
+#: Smaller rates are shown with a decimal.
 _SMALL = 0.1
 
-#: Smaller p values are only said to be smaller.
+#: Smaller p values are shown as ``<0.0001``.
 _SMALLEST_P = 0.0001
 
-#: Names in one sentence.
+#: Names in one sentence, at most.
 _MOST_NAMES = 3
 
 
 def below(rate: float) -> str:
-    """An upper bound, rounded up, so that it still holds: ``14%``, or ``1.5%`` where it is small."""
+    """Format an upper bound, rounded up so that it still holds: ``14%``, ``1.5%``."""
     step, decimals = (0.001, 1) if rate < _SMALL else (0.01, 0)
     return f"{min(1.0, -(-(rate - 1e-9) // step) * step):.{decimals}%}"
 
 
 def bound_text(rate: float, start_rate: float | None = None, starts: int = 0) -> str:
-    """What a cell without failures bounds: ``below 1.8%; below 26% for what a process draws once (10 processes)``."""
+    """Bounds of a cell without failures: ``below 1.8%; below 26% for what a process draws once (10 processes)``."""
     if start_rate is None:
         return f"below {below(rate)}"
     return f"below {below(rate)}; below {below(start_rate)} for what a process draws once ({processes(starts)})"
@@ -68,19 +68,19 @@ def p_value(p: float) -> str:
 
 
 def step_ms(milliseconds: float | None) -> str:
-    """``22.10``; ``-`` where nothing was measured."""
+    """``22.10``; ``-`` without a time."""
     return "-" if milliseconds is None else f"{milliseconds:.2f}"
 
 
 def verdict_note(verdict: Verdict) -> str:
-    """What makes a verdict precise; empty where the word says it."""
+    """Details of a verdict besides its word; may be empty."""
     if verdict.more_trials is not None:
         return f"about {verdict.more_trials:,} more trials"
     return verdict.reason or verdict.of.strip("()")
 
 
 def json_data(value: Any) -> Any:
-    """As strict JSON has it: of a dataclass its fields and public properties; there is no NaN and no infinity."""
+    """Convert to strict JSON data: a dataclass to its fields and public properties, NaN and infinity to ``None``."""
     if is_dataclass(value):
         kind: Any = type(value)
         return {name: json_data(getattr(value, name)) for name in _keys(kind)}
@@ -103,11 +103,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """One fact about a cell, for all formats: ``key`` in matrix.json, empty where another key says it.
+    """One fact about a cell, for all formats.
 
-    ``title`` is for people, empty for what only programs read. ``text`` is by default that of the value, empty or ``-``
-    where there is nothing to say; ``short`` is for a terminal, where it differs. ``formats`` show it to people,
-    ``always``: also where no row has anything to say.
+    Attributes:
+        key: in matrix.json; empty if another key says it.
+        title: for people; empty for facts that only programs read.
+        text: the value as text by default; empty or ``-`` if there is nothing to say.
+        short: the text for a terminal, if it differs.
+        formats: formats that show it to people.
+        always: show it even if no row has anything to say.
     """
 
     key: str
@@ -128,7 +132,7 @@ class Column(Generic[T]):
         return self.text_of(row) if self.short is None else self.short(row)
 
     def says_something(self, rows: Sequence[T]) -> bool:
-        """Whether it is shown in a table of these rows."""
+        """Whether a table of these rows shows it."""
         return self.always or any(self.text_of(row) not in ("", "-") for row in rows)
 
 
@@ -163,7 +167,7 @@ def _top_warning(row: Row) -> str:
 
 
 def _operators(row: Row) -> str:
-    """The first ones, by what they cost."""
+    """The most expensive operators."""
     more = [f"{len(row.operators) - _MOST_NAMES} more"] if len(row.operators) > _MOST_NAMES else []
     return "; ".join([*(change.text for change in row.operators[:_MOST_NAMES]), *more])
 
@@ -176,7 +180,7 @@ _EVERYWHERE: Any = ("terminal", "markdown", "html")
 _WHERE_WIDE: Any = ("markdown", "html")
 _name = partial(Column[Row], formats=("markdown",), left=True)
 
-#: All that is said of a cell, in the order of matrix.json and of matrix.md.
+#: All facts about a cell, in the order of matrix.json and matrix.md.
 COLUMNS: tuple[Column[Row], ...] = (
     _name("workload", lambda row: row.cell.key.workload, "Workload", always=True),
     _name("test", lambda row: row.cell.key.test, "Test"),
@@ -255,40 +259,40 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("resolved_variables", lambda row: {name: [value] for name, value in row.cell.variables.resolved}),
 )  # fmt: skip
 
-#: What each verdict means; first those that say most.
+#: The meaning of each verdict, the most important first.
 MEANINGS: Mapping[VerdictKind, str] = {
     "worse": "fails more often than the baseline",
     "error": "no trial says anything about the workload",
     "did not run": "no trial has come to its main work",
     "fixes": "fails less often than the baseline, and no failure was seen",
     "reduces": "fails less often than the baseline",
-    "exchanges": "one way to fail has taken the place of another",
-    "leaves": "it removes one way to fail, and fails in another one, which that may have hidden",
+    "exchanges": "one way to fail has replaced another",
+    "leaves": "it removes one way to fail, but fails in another one, which the first may have hidden",
     "slower": "nothing has failed, and it takes longer than the baseline",
     "faster": "nothing has failed, and it takes less time than the baseline",
-    "confounded": "it ran elsewhere, or at another time, than the baseline: that may make the difference",
+    "confounded": "it ran in other places, or at another time, than the baseline, which may make the difference",
     "baseline": "the cell that others are compared with",
     "similar": "nothing has failed, and it takes as long as the baseline",
-    "second baseline": "its variables are what they are without it: not a mitigation, but more trials of the baseline",
+    "second baseline": "its variables have the same values without it: its trials are more trials of the baseline",
     "undecided": "too few trials to tell",
     "no cure": "it leaves more than half of the failures; in brackets its rate in relation to the baseline's (99%)",
 }
 
 
-#: What is no answer to which variable acts.
+#: Verdicts that do not say which variable acts.
 _OPEN: tuple[VerdictKind, ...] = ("undecided", "no cure")
 
 
 def conclusions(table: Table) -> list[str]:
-    """One sentence for each group of cells that are compared with each other; none for a cell on its own."""
+    """The sentences that sum up a table: one for each group of compared cells, none for a cell on its own."""
     groups: dict[CellKey, list[Row]] = {}
     for row in table.rows:
         if row.comparison is not None:
             groups.setdefault(row.comparison.baseline, []).append(row)
     several = len({(key.workload, key.test, key.options) for key in groups}) > 1
     gathered = (table.associations.bad_place, table.associations.start)
-    found = [f"{each.sentence}." for each in gathered if each is not None]
-    found += node_sentences(table.nodes)
+    said = [f"{each.sentence}." for each in gathered if each is not None]
+    said += node_sentences(table.nodes)
     told: list[Factorial] = []
     for key, rows in groups.items():
         base, most = table.row(key).cell, table.row(key).rate_below
@@ -301,7 +305,7 @@ def conclusions(table: Table) -> list[str]:
             sentences = [_sentence(rows, base, table.settings), *speeds]
         factorial = next((each for each in table.factorials if key in each.cells), None)
         if factorial is not None and factorial.acts:
-            # What each combination does beside the first says less.
+            # Comparisons of each combination with the first say less.
             sentences = [*speeds]
         if factorial is not None and (factorial.acts or all(row.verdict.kind in _OPEN for row in rows)):
             sentences = [*factorial.sentences * (factorial not in told), *sentences]
@@ -310,14 +314,14 @@ def conclusions(table: Table) -> list[str]:
             continue
         sentence = " ".join(sentences)
         group = " ".join(filter(None, (key.test, key.workload, key.options)))
-        found.append(f"{group}: {sentence}" if several else sentence)
-    return found
+        said.append(f"{group}: {sentence}" if several else sentence)
+    return said
 
 
 def _sentence(rows: Sequence[Row], base: CellStatistics, settings: TriageSettings) -> str:
     def best(kind: VerdictKind) -> list[Row]:
-        found = [row for row in rows if row.verdict.kind == kind]
-        return sorted(found, key=lambda row: (row.is_slower, row.p, row.cell.rate or 0.0))
+        alike = [row for row in rows if row.verdict.kind == kind]
+        return sorted(alike, key=lambda row: (row.is_slower, row.p, row.cell.rate or 0.0))
 
     def names(rows: Sequence[Row]) -> str:
         return _names([_mitigation(row, base) for row in rows])
@@ -325,22 +329,22 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, settings: TriageSetting
     kinds: tuple[VerdictKind, ...] = ("fixes", "reduces", "exchanges", "leaves", "worse")
     does: Mapping[VerdictKind, str] = {"fixes": "fixes it", "reduces": "makes it rarer", "worse": "makes it worse"}
     for kind in kinds:
-        if not (found := best(kind)):
+        if not (alike := best(kind)):
             continue
-        first = found[0]
+        first = alike[0]
         evidence = _evidence(first, base) if kind != "exchanges" else _describe_ways(first, base)
         text = f"{_mitigation(first, base)} {does.get(kind, first.verdict.text)}: {evidence}"
         if kind == "leaves":
             text = f"{_mitigation(first, base)} fixes one way to fail: {_describe_ways(first, base)}"
         elif kind in ("fixes", "reduces") and any(way.hidden for way in first.by_signature):
             text += f"; {_describe_ways(first, base)}"
-        # What a cure removes at least, and what may be left.
+        # Say how much a cure removes at least, and how much may be left.
         bounds = [f"it removes at least {first.verdict.removes:.0%} of the failures"] if first.verdict.removes else []
         bounds += [f"its failure rate is {_bound(first)}"] if first.rate_below is not None else []
         if bounds and kind in ("fixes", "reduces"):
             text += "; " + ", and ".join(bounds)
-        if kind == "fixes" and len(found) > 1:
-            text += f". So {'does' if len(found) == 2 else 'do'} {names(found[1:])}"
+        if kind == "fixes" and len(alike) > 1:
+            text += f". So {'does' if len(alike) == 2 else 'do'} {names(alike[1:])}"
         if kind == "fixes" and first.is_slower:
             text += ". A fault of timing can hide in slower steps"
         return f"{text}."
@@ -386,17 +390,17 @@ def _no_failure(base: CellStatistics, bound: str, start: str) -> str:
 
 
 def _speeds(rows: Sequence[Row], base: CellStatistics) -> list[str]:
-    """Which cells have slower steps, and which faster ones, whatever became of their failures.
+    """Name cells with slower and faster steps, whatever their failures.
 
-    Where the speed is the question, also those that are as fast, and those of which it is not known yet.
+    If the run asks for speed, also cells that are as fast, and undecided ones.
     """
     texts = []
     for kind in ("slower", "faster", "similar", "undecided"):
         asked = rows if kind in ("slower", "faster") else [row for row in rows if row.is_on_speed]
-        found = [row for row in asked if row.speed and row.speed.kind == kind and row.verdict.kind != "second baseline"]
-        if found:
-            names = _names([f"{_mitigation(row, base)} {row.speed.change}" for row in found if row.speed])
-            what = found[0].speed.of if found[0].speed else "steps"
+        alike = [row for row in asked if row.speed and row.speed.kind == kind and row.verdict.kind != "second baseline"]
+        if alike:
+            names = _names([f"{_mitigation(row, base)} {row.speed.change}" for row in alike if row.speed])
+            what = alike[0].speed.of if alike[0].speed else "steps"
             texts.append(
                 f"Not known yet how long {what} take: {names}."
                 if kind == "undecided"
@@ -404,7 +408,7 @@ def _speeds(rows: Sequence[Row], base: CellStatistics) -> list[str]:
             )
             texts += [
                 f"What differs most in {_mitigation(row, base)}: {row.operators[0].text}."
-                for row in found
+                for row in alike
                 if row.operators
             ]
     return texts
@@ -447,7 +451,7 @@ def _describe_ways(row: Row, base: CellStatistics) -> str:
 
 
 def _mitigation(row: Row, base: CellStatistics) -> str:
-    """The mitigation set, where the environment is the baseline's too; else the cell."""
+    """The mitigation set; the whole cell if its environment is not the baseline's."""
     cell = row.cell
     return ",".join(cell.mitigations) if cell.environment == base.environment else cell.key.cell
 
@@ -455,4 +459,4 @@ def _mitigation(row: Row, base: CellStatistics) -> str:
 def _names(names: Sequence[str]) -> str:
     if len(names) > _MOST_NAMES + 1:
         return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return join_names(names)

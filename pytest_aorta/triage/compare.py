@@ -1,4 +1,4 @@
-"""Two runs, or the same run on two machines: which cells have changed, and what differs around them."""
+"""Compare two runs, or one run on two machines: changed cells, and differences of their environments."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from pytest_aorta.triage.speed import Measured, Speed, compare_speeds
 from pytest_aorta.triage.verdicts import WAYS
 from pytest_aorta.workspace.paths import HISTORY
 
-#: ``no change`` is shown, not assumed: the whole interval of the difference lies within the margin. ``other failures``:
-#: neither worse nor better, but a way to fail is more frequent in B.
+#: ``no change`` has to be shown: the whole interval of the difference is within the margin. ``other failures``: neither
+#: worse nor better, but the frequency of a way to fail has changed.
 ChangeKind = Literal["worse", "better", "other failures", "no change", "undecided", "not compared"]
 
-#: Fewer cells have nothing in common that is not one of them.
+#: With fewer cells, a common change of speed cannot be told from a change of one cell.
 _FEWEST_CELLS = 3
 
-#: Of so many cells one may be an exception from what all have in common.
+#: One in so many cells may be an exception from a common change of speed.
 _EXCEPTIONS = 4
 
-#: Of the JSON data: a reader of version 1 finds all of its keys in later ones that begin with a 1.
+#: Version of the JSON data: later versions 1.x have all keys of version 1.
 SCHEMA_VERSION = "1.1"
 
 _CHANGES: dict[VerdictKind, ChangeKind] = {
@@ -49,7 +49,7 @@ _CHANGES: dict[VerdictKind, ChangeKind] = {
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs; ``environments`` of the trials of each cell; ``times``, in order, when trials began."""
+    """One of the two runs; ``times``: when its trials began, ascending."""
 
     results: Results
     cells: dict[CellKey, CellStatistics]
@@ -64,7 +64,7 @@ class Side:
 
 @dataclass(frozen=True)
 class WayChange:
-    """A way to fail that is more, or less, frequent in B: failures and counted trials of both runs."""
+    """A way to fail whose frequency differs: ``before`` and ``after`` are ``failures/trials`` in A and in B."""
 
     text: str
     before: str
@@ -74,7 +74,7 @@ class WayChange:
 
 @dataclass(frozen=True)
 class CommonFactor:
-    """By how much steps take longer in B in all cells, as on a slower machine: the median over the cells."""
+    """A change of step times that all cells have in common, as on a slower machine: the median over the cells."""
 
     ratio: float
     cells: int
@@ -87,10 +87,10 @@ class CommonFactor:
 
 @dataclass(frozen=True)
 class CellChange:
-    """A cell that both runs have: what became of its failure rate, and of its step times in relation to A's.
+    """A cell of both runs, with the changes of its failure rate and step times from A to B.
 
-    ``rate`` is ``None`` where no trial of one run says anything about the workload. ``changed_ways``: to fail, where
-    these differ (Holm, over cells and ways).
+    ``rate`` is ``None`` if a run has no counted trial of it. ``changed_ways``: ways to fail whose frequencies differ
+    (Holm, over cells and ways).
     """
 
     a: CellStatistics
@@ -108,17 +108,17 @@ class CellChange:
 
     @property
     def gone_signatures(self) -> tuple[SignatureCount, ...]:
-        """Those that only A has."""
+        """Ways to fail that only A has."""
         return tuple(each for each in self.a.signatures if each.signature not in self.b.signature_numbers)
 
     @property
     def label(self) -> str:
-        """Of the cell, as the table names it."""
+        """The cell's name in the table."""
         return self.b.key.label if self.a.key.cell == self.b.key.cell else f"{self.a.key.label} -> {self.b.key.cell}"
 
     @property
     def verdict(self) -> str:
-        """In the words of the table."""
+        """The verdict as in the table."""
         text = f"undecided, ~{self.more_trials} more" if self.more_trials is not None else self.kind
         return f"{text}, {self.speed.kind}" if self.speed.kind in ("slower", "faster") else text
 
@@ -128,13 +128,12 @@ class RunComparison:
     """Two runs compared.
 
     Attributes:
-        cells: that both have, in the order of B.
-        only_a, only_b: cells that only one has.
-        matched_across_environments: whether cells were matched by their mitigations alone, because the names of the
-            environments are not the same.
-        shared: what differs in the environment of all cells, the most important first.
-        particular: labels of cells, and what differs in the environment of these only.
-        factor: what steps take longer in all cells; the speed of each is compared with it. ``None`` for nothing.
+        cells: cells of both, in the order of B.
+        only_a, only_b: cells of one run only.
+        matched_across_environments: cells were matched by their mitigations alone, as environments have other names.
+        shared: differences of the environments of all cells, the most important first.
+        particular: labels of cells with differences of their environments only.
+        factor: common change of step times, which the speed of each cell is compared with; ``None`` for none.
     """
 
     a: Side
@@ -161,7 +160,7 @@ def _failures(cell: CellStatistics) -> str:
     return f"{cell.failures}/{cell.counted}" if cell.counted else "-"
 
 
-#: What is said of each cell that both runs have; those with a title are shown to people.
+#: Facts about each cell of both runs; columns with a title are shown to people.
 COLUMNS: tuple[Column[CellChange], ...] = (
     Column("label", lambda change: change.label),
     Column("workload", lambda change: change.b.key.workload),
@@ -190,12 +189,12 @@ COLUMNS: tuple[Column[CellChange], ...] = (
 
 
 def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float = SPEED_MARGIN) -> RunComparison:
-    """Compare two results directories, or parts of them: ``a`` was before, or is the machine that is known.
+    """Compare two results directories, or parts of them; ``a`` is the earlier run, or the reference machine.
 
     Raises:
-        RequestError: one does not exist, or has no trials; both are the same; they have no cell in common.
+        RequestError: one does not exist or has no trials; both are the same; they have no cell in common.
     """
-    paths = [Path(os.path.realpath(path)) for path in (a, b)]  # which raises for no path, as resolve() does
+    paths = [Path(os.path.realpath(path)) for path in (a, b)]  # resolve() raises for impossible paths
     if paths[0] == paths[1]:
         raise RequestError(f"{a} and {b} are the same; expected two results directories")
     for outer, inner in (paths, paths[::-1]):
@@ -215,7 +214,7 @@ def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float 
     }
     pairs = [Pair(partner[key], each, (each,), starts=starts.get(key)) for key, each in counts.items()]
     judged = dict(zip(counts, judge(pairs, margin, len(pairs)), strict=True))
-    # Of all trials as at one place: that of the other run may have been another machine.
+    # Ignore places: the other run may have been on another machine.
     times: list[tuple[list[Measured], list[Measured]]] = [(_times(two), _times(one)) for one, two in cells]
     speeds = compare_speeds(times, speed_margin, sequential=False, family=len(cells))
     factor = _common_factor(speeds)
@@ -235,18 +234,18 @@ def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float 
             kind = "other failures"
         more = None if verdict is None or kind != "undecided" else verdict.more_trials
         changes.append(CellChange(one, two, kind, more, rate, speed, changed))
-    # What differs around all cells is said once, with the numbers of all trials.
-    found: dict[Hashable, tuple[Difference, list[str]]] = {}
+    # Differences of all cells are reported once, with the numbers of all trials.
+    labelled: dict[Hashable, tuple[Difference, list[str]]] = {}
     was, now = Environments(), Environments()
     for change in changes:
         one_cell, other_cell = before.environments[change.a.key], after.environments[change.b.key]
         was.update(one_cell)
         now.update(other_cell)
         for difference in differences(one_cell, other_cell):
-            found.setdefault(difference.key, (difference, []))[1].append(change.label)
-    everywhere = {difference.fact for difference, labels in found.values() if len(labels) == len(changes)}
+            labelled.setdefault(difference.key, (difference, []))[1].append(change.label)
+    everywhere = {difference.fact for difference, labels in labelled.values() if len(labels) == len(changes)}
     by_cells: dict[tuple[str, ...], list[Difference]] = {}
-    for difference, labels in sorted(found.values(), key=lambda item: item[0].fact):
+    for difference, labels in sorted(labelled.values(), key=lambda item: item[0].fact):
         if len(labels) < len(changes):
             by_cells.setdefault(tuple(labels), []).append(difference)
     return RunComparison(
@@ -264,7 +263,7 @@ def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float 
 
 
 def _common_factor(speeds: Sequence[Speed]) -> CommonFactor | None:
-    """What all cells have in common, with at most one exception in four: that they are slower, or faster."""
+    """The change of speed that all cells have in common, with at most one exception in four."""
     known = [(speed.ratio, speed.interval) for speed in speeds if speed.ratio and speed.interval]
     if len(known) < _FEWEST_CELLS:
         return None
@@ -274,8 +273,8 @@ def _common_factor(speeds: Sequence[Speed]) -> CommonFactor | None:
 
 
 def _changed_ways(cells: Sequence[tuple[CellStatistics, CellStatistics]]) -> dict[CellKey, list[WayChange]]:
-    """The most frequent ways to fail of each cell, where it has several: their numbers in A and in B."""
-    found: dict[CellKey, list[WayChange]] = {}
+    """The most frequent ways to fail of cells that have several, with their numbers in A and in B."""
+    changes: dict[CellKey, list[WayChange]] = {}
     asked: list[tuple[CellKey, WayChange]] = []
     for one, two in cells:
         before, after = one.signature_numbers, two.signature_numbers
@@ -285,15 +284,15 @@ def _changed_ways(cells: Sequence[tuple[CellStatistics, CellStatistics]]) -> dic
             asked.append((two.key, WayChange(way.short, "{}/{}".format(*was), "{}/{}".format(*now),
                                              difference_p(*now, *was))))  # fmt: skip
     for (key, change), p in zip(asked, holm([change.p_adjusted for _, change in asked]), strict=True):
-        found.setdefault(key, []).append(replace(change, p_adjusted=p))
-    return found
+        changes.setdefault(key, []).append(replace(change, p_adjusted=p))
+    return changes
 
 
 def read_side(path: Path, rules: Sequence[tuple[str, str]] | None = None) -> Side:
-    """Read one of two runs, with the user's ``rules`` for signatures; by default with those that it had.
+    """Read one of two runs; ``rules`` for signatures by default as in the run.
 
     Raises:
-        RequestError: it does not exist, or has no trials.
+        RequestError: it does not exist or has no trials.
     """
     results = Results(path, rules)
     environments: dict[CellKey, Environments] = {}
@@ -317,15 +316,15 @@ def _times(cell: CellStatistics) -> list[Measured]:
 
 
 def _match_cells(a: Side, b: Side) -> tuple[dict[CellKey, CellKey], bool]:
-    """Of each cell of B that A has as well, that of A; and whether their environments have other names.
+    """Map cells of B to cells of A; and whether this ignores the names of environments.
 
     Raises:
-        RequestError: there is none.
+        RequestError: no cell of B has a partner.
     """
     partner: dict[CellKey, CellKey] = {}
 
     def match(identity: Callable[[CellStatistics], Hashable]) -> None:
-        """Match what is not matched yet; several cells that are alike are matched in their order."""
+        """Match the remaining cells of equal identity, in their order."""
         free: dict[Hashable, list[CellKey]] = {}
         for key, cell in a.cells.items():
             if key not in partner.values():
@@ -335,7 +334,7 @@ def _match_cells(a: Side, b: Side) -> tuple[dict[CellKey, CellKey], bool]:
                 partner[key] = candidates.pop(0)
 
     match(lambda cell: cell.key)
-    match(lambda cell: replace(cell.key, digest=""))  # which has places on the disk in it
+    match(lambda cell: replace(cell.key, digest=""))  # digests depend on paths
     across = not partner and all(len({cell.environment for cell in side.cells.values()}) == 1 for side in (a, b))
     if across:
         match(lambda cell: (replace(cell.key, cell="", digest=""), cell.mitigations))
@@ -348,7 +347,7 @@ def _match_cells(a: Side, b: Side) -> tuple[dict[CellKey, CellKey], bool]:
 
 
 def comparison_data(comparison: RunComparison) -> dict[str, Any]:
-    """Everything, as strict JSON data; ``docs/compare.md`` has the keys. Rates are fractions, step times in ms."""
+    """The comparison as strict JSON data; ``docs/compare.md`` has the keys. Rates are fractions, step times in ms."""
 
     def side(of: Side) -> dict[str, Any]:
         return {
@@ -366,7 +365,7 @@ def comparison_data(comparison: RunComparison) -> dict[str, Any]:
         named = "workload", "cell", "test", "options"
         return [{**{name: getattr(cell.key, name) or None for name in named}, **_numbers(cell)} for cell in cells]
 
-    found = {
+    data = {
         "schema_version": SCHEMA_VERSION,
         "level": LEVEL,
         "margin": str(comparison.margin),
@@ -382,12 +381,12 @@ def comparison_data(comparison: RunComparison) -> dict[str, Any]:
         "environment": {
             "all_cells": [difference.to_plain() for difference in comparison.shared],
             "some_cells": [
-                {"cells": cells, "differences": [each.to_plain() for each in found]}
-                for cells, found in comparison.particular
+                {"cells": cells, "differences": [each.to_plain() for each in differing]}
+                for cells, differing in comparison.particular
             ],
         },
     }
-    return {key: json_data(value) for key, value in found.items()}
+    return {key: json_data(value) for key, value in data.items()}
 
 
 def _numbers(cell: CellStatistics) -> dict[str, Any]:

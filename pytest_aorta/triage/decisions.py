@@ -1,4 +1,4 @@
-"""Which cells need no more trials, of a run that ends with its verdicts."""
+"""Which cells need no more trials, in a run that ends with its verdicts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.power import power_spent
 from pytest_aorta.triage.verdicts import Baselines, Triage
 
-#: After so many trials of which none has come to its main work, a cell is not tried any more.
+#: A cell ends after so many trials if none has reached its main work.
 NOT_RUN = 3
 
-#: After so many trials that count, it is known which variables they have.
+#: After so many counted trials, their variables are known.
 SEEN = 3
 
 #: Why no more trials of a baseline are needed.
@@ -21,22 +21,22 @@ BASELINE_DECIDED = "decided: every cell that is compared with it"
 
 
 class Decisions:
-    """Cells that are decided, and those whose trials have ended for it. What is decided once stays so.
+    """Cells that are decided, and cells whose trials have ended for it. A decision is never taken back.
 
-    All evidence is sequential, so that it does not matter how often one looks. The level is shared by all cells of a
-    baseline from the beginning, so that a decision is never taken back when another cell has its first trials.
+    All evidence is sequential, so it does not matter how often one looks. All cells of a baseline share the level from
+    the beginning, so a cell with its first trials does not change earlier decisions.
     """
 
     def __init__(self, triage: Triage, goal: Stop = DECIDED, before: Mapping[CellKey, str] | None = None) -> None:
         self._triage = triage
         self._goal = goal
-        #: What was decided of a cell, in words; ``before``: before these trials, as in ``stopped``.
+        #: Decision on each cell, in words; ``before`` has the entries of ``stopped`` from earlier trials.
         self.decided = {key: why.removeprefix("decided: ") for key, why in (before or {}).items()}
-        #: Cells of which no more trials are needed, and why.
+        #: Cells that need no more trials, and why.
         self.stopped: dict[CellKey, str] = dict(before or {})
 
     def update(self, touched: CellKey) -> bool:
-        """Look at a cell that has a new trial, and at those that are compared with it; whether any has stopped."""
+        """Judge the cell with a new trial, and cells compared with it; return whether any has stopped."""
         before = len(self.stopped)
         cells = {trials.key: trials.statistics for trials in self._triage.cells}
         cell = cells[touched]
@@ -48,8 +48,7 @@ class Decisions:
             if cell.did_not_run and cell.total >= NOT_RUN:
                 self.decided.setdefault(touched, f"did not run ({cell.total} of {cell.total} trials)")
             base = baselines.of.get(touched)
-            # Looked at once, as it costs more than the rest. Variables that are merely named by nothing that is loaded
-            # are a guess, and end no cell.
+            # Asked once, as it costs more than the rest. "Named by nothing that is loaded" is a guess and ends no cell.
             if base is not None and cell.counted == SEEN and cells[base].counted:
                 effect = effects(cells, {touched: base})[touched]
                 if effect.is_second_baseline:
@@ -71,7 +70,7 @@ class Decisions:
             cell = cells[key]
             is_open = verdict.kind == "undecided"
             is_open |= verdict.kind == "no cure" and self._goal.equivalence and not verdict.is_same
-            # Of a cell without a failure, a few more trials say whether that is a cure.
+            # A cell without a failure may need a few more trials to be called a cure.
             if not is_open and not (verdict.kind == "reduces" and not cell.failures):
                 counts = f"{cell.failures} of {cell.counted} against {base.failures} of {base.counted}"
                 self.decided.setdefault(key, f"{verdict.kind}{'?' * verdict.is_likely} ({counts})")
@@ -79,23 +78,23 @@ class Decisions:
                 self.decided.setdefault(key, spent)
 
     def _stop(self, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]) -> None:
-        """Stop what is decided, and baselines, as soon as no other cell needs more trials of them."""
+        """Stop decided cells, and baselines that no other cell needs any more."""
         for key, base in baselines.of.items():
             if key not in self.decided and base in self.decided and cells[base].did_not_run:
                 self.stopped.setdefault(key, f"not to be decided: its baseline {base.cell} did not run")
         fixed = [key for key, why in self.decided.items() if why.startswith("fixes")] if self._goal.first_fix else []
         for key in cells if fixed else ():
             self.stopped.setdefault(key, f"the first fix is found: {fixed[0].cell}")
-        # Do not go on for the sake of cells alone that probably do nothing, when the others are decided.
+        # If only cells that are probably inert are undecided, stop them.
         for baseline in baselines.cells:
             family = baselines.family(baseline)
             waiting = [key for key in family if key not in self.decided and key not in self.stopped]
             if not waiting or len(waiting) == len(family) or any(cells[key].counted < SEEN for key in waiting):
                 continue
-            found = effects(cells, dict.fromkeys(waiting, baseline))
-            if all(effect.is_inert for effect in found.values()):
+            judged = effects(cells, dict.fromkeys(waiting, baseline))
+            if all(effect.is_inert for effect in judged.values()):
                 self.stopped |= {
-                    key: f"inert? ({effect.reason}), and all others decided" for key, effect in found.items()
+                    key: f"inert? ({effect.reason}), and all others decided" for key, effect in judged.items()
                 }
         compared_with = set(baselines.of.values())
         needed = {base for key, base in baselines.of.items() if key not in self.decided and key not in self.stopped}

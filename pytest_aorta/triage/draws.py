@@ -1,9 +1,8 @@
-"""Trials that share a process: what it draws once, at its start, is one draw for all of them.
+"""Trials that share a process: everything that it draws at its start is one draw for all of them.
 
 A *start* is a process from which trials are forked, or a trial that was a process of its own. Trials of one start share
-its hash seed, its addresses and what its imports have drawn, and may all fail, or all pass, for one of these. So no
-difference between cells is concluded from trials that share a start as if each were a draw of its own: the unit is the
-start. ``docs/statistics.md`` has the rules with their formulas.
+its hash seed, its addresses and the draws of its imports; any of these may make all of them fail or pass. So tests
+between cells use the start as their unit, not the trial. ``docs/statistics.md`` has the rules with their formulas.
 """
 
 from __future__ import annotations
@@ -19,31 +18,29 @@ from pytest_aorta.triage import Margin
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import MOST_MORE, difference_p, more_trials, rate_below
 
-#: Correlation within a start that weights assume: many trials of a start weigh at most twice as much as one, so that
-#: the test holds where cells have different numbers of starts (with 0.2, 12 against 4 differ falsely in 6.7 %).
+#: Correlation within a start that the weights assume. Many trials of a start weigh at most twice as much as one, so
+#: that the test also holds for cells with different numbers of starts (with 0.2, 12 against 4 differ falsely in 6.7 %).
 _CORRELATION = 0.5
 
-#: Sums of exchanged starts that are counted exactly; beyond, so many exchanges are drawn.
+#: Up to so many different sums, exchanges of starts are counted exactly; else so many exchanges are drawn.
 _MOST_SUMS, _EXCHANGES = 4_000, 9_999
 
-#: More processes than these are no useful guess.
+#: A guess of more processes than this is not useful.
 _MOST_STARTS = 100
 
-#: Level of both: of the tests between cells, and of processes of their own beside forks.
-_LEVEL, _FORKS_LEVEL = 0.05, 0.01
+#: Level of the test between fresh processes and forks.
+_FORKS_LEVEL = 0.01
 
 
 @dataclass(frozen=True)
 class Start:
     """Counted trials of one process, and how many of them have failed.
 
-    ``number``: as in ``TrialFacts.start``; ``None`` for a trial that was a process of its own. ``place``: ``None``
-    where its trials ran in several.
+    ``place``: ``None`` if its trials ran in several.
     """
 
     failures: int
     trials: int
-    number: int | None = None
     place: Hashable = None
 
     @property
@@ -56,36 +53,34 @@ class Start:
 
 
 def shared_starts(trials: Iterable[TrialFacts]) -> dict[CellKey, set[int]]:
-    """Of each cell, the starts that served several of the counted trials."""
+    """The starts of each cell that served several counted trials."""
     numbers = Counter((each.key, each.start) for each in trials if each.is_counted and each.start is not None)
-    found: dict[CellKey, set[int]] = {}
+    shared: dict[CellKey, set[int]] = {}
     for (key, start), number in numbers.items():
         if number > 1 and start is not None:
-            found.setdefault(key, set()).add(start)
-    return found
+            shared.setdefault(key, set()).add(start)
+    return shared
 
 
 def group_by_start(
     trials: Iterable[TrialFacts],
     failed: Callable[[TrialFacts], bool] = lambda facts: facts.is_failure,
 ) -> tuple[Start, ...]:
-    """The starts of the trials of one cell, those that count, in the order of their first trials."""
+    """Group the counted trials of one cell by start, in the order of their first trials."""
     members: dict[Hashable, list[TrialFacts]] = {}
     for number, facts in enumerate(each for each in trials if each.is_counted):
-        # Runs that were merged number their starts each for itself.
+        # Merged runs number their starts independently.
         own: Hashable = (facts.start, facts.hash_seed, facts.place.host, facts.place.job)
         members.setdefault(("of its own", number) if facts.start is None else own, []).append(facts)
     found = []
     for those in members.values():
         places = {facts.place.key for facts in those}
-        found.append(
-            Start(sum(map(failed, those)), len(those), those[0].start, places.pop() if len(places) == 1 else None)
-        )
+        found.append(Start(sum(map(failed, those)), len(those), places.pop() if len(places) == 1 else None))
     return tuple(found)
 
 
 def independent(starts: Sequence[Start]) -> float:
-    """How many trials say as much if those of a start are alike: (sum n)^2 / sum n^2 (Kish 1965, "Survey Sampling")."""
+    """Effective number of trials if those of a start end alike: (sum n)^2 / sum n^2 (Kish 1965, "Survey Sampling")."""
     squares = sum(start.trials**2 for start in starts)
     return sum(start.trials for start in starts) ** 2 / squares if squares else 0.0
 
@@ -99,10 +94,10 @@ def starts_p(cell: tuple[Start, ...], base: tuple[Start, ...]) -> float:
 
     An exact permutation test (Fisher 1935; of clusters: Gail et al. 1996, "On design considerations and
     randomization-based inference for community intervention trials"): starts are exchanged between the cells with all
-    of their trials, so that it does not matter how alike these are. The statistic is the sum over the cell's starts of
+    of their trials, so that their correlation does not matter. The statistic is the sum over the cell's starts of
     w (share - mean share), with w = n / (1 + 0.5 (n - 1)) for n trials; twice the smaller tail. Where each start has
-    one place, only starts of one place are exchanged. Of more than 4,000 sums, 9,999 exchanges are drawn; the same
-    starts always give the same number.
+    one place, only starts of one place are exchanged. If there are more than 4,000 sums, 9,999 exchanges are drawn;
+    the same starts always give the same number.
     """
     by_place = all(start.place is not None for start in (*cell, *base))
     strata: dict[Hashable, tuple[list[Start], list[Start]]] = {}
@@ -133,7 +128,7 @@ def starts_p(cell: tuple[Start, ...], base: tuple[Start, ...]) -> float:
 
 
 def _convolved(before: dict[int, int], scores: Sequence[int], size: int) -> dict[int, int] | None:
-    """In how many ways each sum comes about, with ``size`` of these scores more; ``None`` where it is too many."""
+    """Add ``size`` of these scores to each sum, with the number of ways; ``None`` if there are too many sums."""
     by_number: list[dict[int, int]] = [before, *({} for _ in range(size))]
     for score, alike in Counter(scores).items():
         for number in range(size, 0, -1):
@@ -161,12 +156,12 @@ def _drawn_p(lots: Sequence[tuple[Sequence[int], int]], seen: int) -> float:
 
 
 def more_starts(cell: Sequence[Start], base: Sequence[Start], comparisons: int = 1) -> int | None:
-    """How many more processes of each cell a difference needs at least; 0 for none, ``None`` where nothing differs.
+    """The fewest further processes of each cell with which a difference can be shown; ``None`` if no share differs.
 
-    The fewest with which the clearest split, the starts with the highest shares of failures all in one cell, has
-    p < 0.05 in ``starts_p``, shared by all ``comparisons`` (Bonferroni), if further starts are as those of both cells
-    together. Below that number no split can be a difference, and which cell the failing starts belong to does not
-    matter: so a run may go on to that number and test as if it had been planned.
+    It assumes that further starts are as those of both cells together, and the clearest split: the starts with the
+    highest shares of failures all in one cell. That split has to reach p < 0.05 in ``starts_p``, shared by all
+    ``comparisons`` (Bonferroni). Below that number no split can be a difference, whichever cell the failing starts
+    belong to: so a run may go on to that number and test as if it had been planned.
     """
     shares = sorted((start.share for start in (*cell, *base)), reverse=True)
     if not cell or not base or shares[0] == shares[-1]:
@@ -188,12 +183,12 @@ def more_starts(cell: Sequence[Start], base: Sequence[Start], comparisons: int =
 
 @dataclass(frozen=True)
 class StartComparison:
-    """Of two cells of which one has starts that served several trials: the test with starts as the unit.
+    """The test of two cells by starts, for cells in which a start served several trials.
 
     Attributes:
         cell, base: the starts of both.
-        seconds: that a process of its own takes, or a trial where there was none.
-        cells: that share the baseline, itself among them.
+        seconds: duration of a fresh process, or of a trial if there was none.
+        cells: number of cells that share the baseline, itself included.
     """
 
     cell: tuple[Start, ...]
@@ -207,12 +202,12 @@ class StartComparison:
 
     @property
     def are_alike(self) -> bool:
-        """Whether the trials of a start end alike: some failed in all of theirs, and no start has both ends."""
+        """Whether the trials of a start end alike: some start failed in all of its trials, and none has both ends."""
         shared = [start for start in (*self.cell, *self.base) if start.is_shared]
         return any(start.failures for start in shared) and all(start.share in (0, 1) for start in shared)
 
     def guess(self, margin: Margin, comparisons: int) -> int | None:
-        """About how many more processes of each cell would probably decide; ``rates.more_trials`` of starts."""
+        """Guess how many more processes of each cell would decide, by ``rates.more_trials`` with starts as trials."""
         ours, theirs = (sum(start.share > 0.5 for start in side) for side in (self.cell, self.base))
         more = more_trials(ours, len(self.cell), theirs, len(self.base), margin, comparisons)
         return None if more is None or more > _MOST_STARTS else more
@@ -239,38 +234,38 @@ def processes(number: int, more: str = "") -> str:
 
 
 def _about(seconds: float) -> str:
-    """With one or two digits that matter: ``40 s``, ``3 min``."""
+    """Round a duration to one or two digits: ``40 s``, ``3 min``."""
     if seconds < 100:
         return f"{max(1, round(seconds, -1) if seconds >= 20 else round(seconds)):g} s"
     return f"{round(seconds / 60):g} min" if seconds < 6000 else f"{round(seconds / 3600):g} h"
 
 
 def seconds_of_process(trials: Iterable[TrialFacts]) -> float | None:
-    """The median wall time of trials that were processes of their own, else of all."""
-    found = [each for each in trials if each.is_counted and each.wall_sec is not None]
-    shared = shared_starts(found)
-    own = [each for each in found if each.start not in shared.get(each.key, ())]
-    walls = [each.wall_sec for each in own or found if each.wall_sec is not None]
+    """The median wall time of trials that were fresh processes; of all trials if none was."""
+    timed = [each for each in trials if each.is_counted and each.wall_sec is not None]
+    shared = shared_starts(timed)
+    own = [each for each in timed if each.start not in shared.get(each.key, ())]
+    walls = [each.wall_sec for each in own or timed if each.wall_sec is not None]
     return statistics.median(walls) if walls else None
 
 
-# What a cell without failures bounds.
+# Bounds for cells without failures.
 
 
 def start_rate_below(starts: Sequence[Start]) -> float | None:
-    """The largest share of starts that is plausible to fail after none has: 1 - 0.05^(1/K) for K starts.
+    """Upper 95 % bound on the share of starts that fail, if none of K has: 1 - 0.05^(1/K).
 
-    ``None`` where each trial was a process of its own, for which the bound on trials is that on starts.
+    ``None`` if each trial was a process of its own: the bound on trials says the same.
     """
     return rate_below(len(starts)) if any(start.is_shared for start in starts) else None
 
 
-# Processes of their own beside forks.
+# Fresh processes compared with forks.
 
 
 @dataclass(frozen=True)
 class ForkCheck:
-    """Failures and counted trials: of processes of their own, and of forks of shared starts; ``p`` of Boschloo's."""
+    """Failures and trials of fresh processes, and of forks of shared starts; ``p`` of Boschloo's test."""
 
     own_failures: int
     own: int
@@ -280,7 +275,7 @@ class ForkCheck:
 
     @property
     def differ(self) -> bool:
-        """Whether forks do not say what fresh processes do, at 1 %."""
+        """Whether forks fail at another rate than fresh processes, at 1 %."""
         return self.p < _FORKS_LEVEL
 
     @property
@@ -290,13 +285,13 @@ class ForkCheck:
 
 
 def check_forks(trials: Iterable[TrialFacts]) -> ForkCheck:
-    """Compare the trials of one cell that were processes of their own with its others (Boschloo's exact test).
+    """Compare a cell's trials in fresh processes with its forks (Boschloo's exact test).
 
-    A start that served one trial so far counts as a process of its own.
+    A start that has served one trial so far counts as a fresh process.
     """
-    found = [each for each in trials if each.is_counted]
-    shared = shared_starts(found)
-    own = [each.is_failure for each in found if each.start not in shared.get(each.key, ())]
-    forks = [each.is_failure for each in found if each.start in shared.get(each.key, ())]
+    counted = [each for each in trials if each.is_counted]
+    shared = shared_starts(counted)
+    own = [each.is_failure for each in counted if each.start not in shared.get(each.key, ())]
+    forks = [each.is_failure for each in counted if each.start in shared.get(each.key, ())]
     counts = sum(own), len(own), sum(forks), len(forks)
     return ForkCheck(*counts, difference_p(*counts))

@@ -1,4 +1,4 @@
-"""What trials ran in, and what differs between the environments of two sets of them: torch 2.12.0 -> 2.13.0."""
+"""Environments of trials, and differences between two sets of them: torch 2.12.0 -> 2.13.0."""
 
 from __future__ import annotations
 
@@ -26,34 +26,33 @@ from pytest_aorta.probe.variables import DIGEST, REDACTED
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.spec import IMPORTED_LATER
 
-#: Gives the list of distributions with a digest, name to version, where there is one.
+#: Looks up the distributions with a digest, name to version; ``None`` if their list is not known.
 Installed = Callable[[str], Mapping[str, str] | None]
 
-#: In how many trials a fact has each value; ``None`` is for those that do not have it.
+#: Number of trials by value of a fact; ``None`` for trials without it.
 Counts = Counter[Value | None]
 
-#: What records have besides their snapshots, in order of importance: it comes after all of those.
+#: Sections that are not in a record's snapshot of its environment, and their order behind it.
 _OPTIONS, _RUN = "options", "run"
 _AFTER = {FILES: len(RULES), IMPORTED_LATER: len(RULES), _OPTIONS: len(RULES) + 1, _RUN: len(RULES) + 2}
 
-#: The packages that every record names; all of them, where their list is at hand; and the digest of that list.
+#: Sections: packages that every record names; all installed ones, if their list is known; the digest of that list.
 _PACKAGES, _INSTALLED, _DIGEST = "packages", "installed", "digest of packages"
 
 
 class Environments:
-    """What a set of trials ran in.
+    """The environments of a set of trials.
 
-    Most sections of a record are equal to those of other trials: they are counted as texts, and looked at once.
-    ``installed`` gives the list of distributions with a digest, where there is one.
+    Most sections of a record equal those of other trials, so they are counted as texts and parsed once.
     """
 
     def __init__(self, installed: Installed = lambda digest: None) -> None:
         self._installed = installed
-        #: Of each section its contents, as JSON with whether they are complete, and how many trials have each.
+        #: By section: contents, as JSON with whether they are complete, and the number of trials with each.
         self._contents: dict[str, Counter[str]] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Count a trial, by the content of its file. What it has not recorded counts for nothing."""
+        """Add the record of a trial; what it has not recorded counts as unknown."""
         env, parts = _mapping(record.get("env")), _mapping(record.get("fingerprint_parts"))
         place, request, beside, imposed = (
             _mapping(record.get(name)) for name in ("execution_env", "request", "side_by_side", "imposed")
@@ -69,16 +68,16 @@ class Environments:
                 secrets = {name: digests.get(name) for name, value in content.items() if value == REDACTED}
                 known = {name: digest for name, digest in secrets.items() if str(digest).startswith(DIGEST)}
                 content = {**content, **known}
-                # Of a trial that did not get as far as its process, no variable is known.
+                # Without a process, no variable is known.
                 complete = complete and bool(env.get("process"))
             self._count(name, content, complete)
             if name == _PACKAGES and isinstance(digest := content.get("digest"), str):
                 self._count(_DIGEST, {"digest": digest}, False)
                 if versions := self._installed(digest):
                     self._count(_INSTALLED, {"versions": versions}, True)
-        if parts and record.get("request_fingerprint", "") is not None:  # else its workload was not looked at
+        if parts and record.get("request_fingerprint", "") is not None:  # else its workload was not examined
             files = {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}
-            later = _mapping(parts.get(IMPORTED_LATER))  # what a trial that failed may not have done
+            later = _mapping(parts.get(IMPORTED_LATER))  # a failed trial may have imported less
             for section, found, complete in ((FILES, files, True), (IMPORTED_LATER, later, False)):
                 digests = {name: f"{DIGEST}{digest}" for name, digest in found.items() if digest is not None}
                 self._count(section, digests, complete)
@@ -99,24 +98,24 @@ class Environments:
         self._count(_RUN, {name: _text(value) for name, value in run.items() if value is not None}, bool(request))
 
     def update(self, others: Environments) -> None:
-        """Count the trials of others, too."""
+        """Add the trials of ``others``."""
         for section, contents in others._contents.items():
             self._contents.setdefault(section, Counter()).update(contents)
 
     def facts(self) -> dict[Fact, Counts]:
-        """All facts with their values; trials that would have recorded one, and did not, have ``None``."""
-        found: dict[Fact, Counts] = {}
+        """All facts with their values; trials that recorded the section without the fact have ``None``."""
+        values: dict[Fact, Counts] = {}
         for section, contents in self._contents.items():
             read = [(*_parse_facts(section, text), trials) for text, trials in contents.items()]
             for fact in {fact for facts, _, _ in read for fact in facts}:
-                counts = found[fact] = Counter()
+                counts = values[fact] = Counter()
                 for facts, complete, trials in read:
                     if fact in facts or complete:
                         counts[facts.get(fact)] += trials
-        return found
+        return values
 
     def has_no(self, fact: Fact) -> Counts:
-        """How many trials would have recorded a fact that none has."""
+        """Number of trials that recorded the section of a fact that no trial has."""
         contents = self._contents.get(fact.section, Counter()).items()
         complete = sum(trials for text, trials in contents if _parse_facts(fact.section, text)[1])
         return Counter({None: complete} if complete else {})
@@ -146,11 +145,9 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact that has other values on the other side.
+    """A fact with other values on the other side.
 
-    Attributes:
-        fact: which.
-        before, after: values and how many trials have them, the most frequent first; ``None`` is for those without.
+    ``before``, ``after``: values with their numbers of trials, the most frequent first; ``None`` for no value.
     """
 
     fact: Fact
@@ -162,11 +159,11 @@ class Difference:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for the same change, in however many trials."""
+        """Equal for equal changes, whatever the number of trials."""
         return self.fact, frozenset(value for value, _ in self.before), frozenset(value for value, _ in self.after)
 
     def to_plain(self) -> dict[str, Any]:
-        """``what``, ``text``, and of both sides the values with their numbers of trials, as JSON data."""
+        """JSON data: ``what``, ``text``, and the values of both sides with their numbers of trials."""
         return {
             "what": self.fact.name,
             "text": str(self),
@@ -176,12 +173,12 @@ class Difference:
 
 
 def differences(a: Environments, b: Environments) -> list[Difference]:
-    """What differs between two sets of trials, the most important first.
+    """Differences between two sets of trials, the most important first.
 
-    A fact differs when the trials of one side have a value that no trial of the other side has. What is not known of
-    either side is left out, and so is what another difference explains: with torch, its commit changes too.
+    A fact differs if a side has a value that the other side does not have. Facts unknown on either side are left out,
+    and so are facts that another difference explains: with torch, its commit changes too.
     """
-    found = []
+    differing = []
     before, after = a.facts(), b.facts()
     known = before.keys() | after.keys()
     for fact in sorted(known):
@@ -191,11 +188,11 @@ def differences(a: Environments, b: Environments) -> list[Difference]:
         one = before[fact] if fact in before else a.has_no(fact)
         two = after[fact] if fact in after else b.has_no(fact)
         if one and two and one.keys() != two.keys():
-            found.append(Difference(of_record, _by_frequency(one), _by_frequency(two)))
-    if any(each.fact.section == _PACKAGES and each.fact != PACKAGES for each in found):
-        found = [each for each in found if each.fact != PACKAGES]
-    names = {each.fact.name for each in found}
-    return [each for each in found if each.fact.implied_by not in names]
+            differing.append(Difference(of_record, _by_frequency(one), _by_frequency(two)))
+    if any(each.fact.section == _PACKAGES and each.fact != PACKAGES for each in differing):
+        differing = [each for each in differing if each.fact != PACKAGES]
+    names = {each.fact.name for each in differing}
+    return [each for each in differing if each.fact.implied_by not in names]
 
 
 def _by_frequency(counts: Counts) -> tuple[tuple[Value | None, int], ...]:

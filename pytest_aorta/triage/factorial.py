@@ -1,10 +1,9 @@
-"""Cells that are all combinations of the values of variables: which variables act, and whether they need each other.
+"""For cells that are all combinations of values of variables: which variables act, and do they need each other?
 
-A variable acts if its values differ within the combinations of all others. That failures *need* two variables is
-claimed where more fail with both than with either one together, p11 > p10 + p01: no two causes of their own do that
-(VanderWeele & Robins 2008, "Empirical and counterfactual conditions for sufficient cause interactions"). An
-interaction of the logarithms of odds would not do: 0, 0 and 0 failures beside 15 are compatible with none.
-``docs/statistics.md`` has the rules.
+A variable acts if its values differ within combinations of all others. Failures *need* two variables if more fail with
+both than with either one together, p11 > p10 + p01: two independent causes cannot do that (VanderWeele & Robins 2008,
+"Empirical and counterfactual conditions for sufficient cause interactions"). An interaction of log odds would not do:
+0, 0 and 0 failures beside 15 are compatible with none. ``docs/statistics.md`` has the rules.
 """
 
 from __future__ import annotations
@@ -16,25 +15,26 @@ from functools import cached_property
 from math import comb, log, prod
 from typing import Any, Literal
 
+from pytest_aorta.common.texts import join_names
 from pytest_aorta.triage import MARGIN, rates
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.draws import independent, starts_p
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.rates import Counts
 
-#: Less than 5 %, for mid-p is on the liberal side: of 750 tables in which nothing acts, 4.1 % say something false.
+#: Below 5 %, as mid-p is slightly liberal: of 750 tables in which nothing acts, 4.1 % say something false.
 _LEVEL = 0.04
 
-#: Parts of the level for variables, and for pairs of them where none acts by itself.
+#: Shares of the level: for variables, and for pairs of them if none acts by itself.
 _OF_MAIN, _OF_PAIRS = 0.8, 0.2
 
 #: Blocks of rounds in the test of pairs.
 _BLOCKS = 6
 
-#: Failures elsewhere, as a share of the rate, that are called none to speak of.
+#: If the rate elsewhere is at most this share, failures elsewhere are few.
 _FEW = 0.1
 
-#: What a pair of trials of the k-th of two cells shows: ``verdicts._paired``.
+#: Pairs the trials of two cells: ``verdicts._paired``.
 Paired = Callable[[CellTrials, CellTrials], list[tuple[float, float]]]
 
 Combination = tuple[int, ...]
@@ -42,7 +42,7 @@ Combination = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Factor:
-    """A variable, with its values as they are shown: ``FAST_ATTN=0``, ``FAST_ATTN=1``; ``without FAST_ATTN``."""
+    """A variable with the texts of its values: ``FAST_ATTN=0``, ``FAST_ATTN=1``, ``without FAST_ATTN``."""
 
     name: str
     levels: tuple[str, ...]
@@ -53,7 +53,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Effect:
-    """Of one variable, or of two on each other; ``p_adjusted`` is corrected for all that were asked (Holm)."""
+    """Test of one variable, or of the interaction of two; ``p_adjusted`` is corrected for all tests (Holm)."""
 
     factors: tuple[str, ...]
     p: float
@@ -62,10 +62,10 @@ class Effect:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found, in the words of ``text``; failures and trials with it, and with the other values.
+    """One finding; ``counts`` are failures and trials with ``levels``, and with the other values.
 
-    ``needs``: failures need all of ``levels``; ``acts``: one does, by itself if ``alone``; ``depends``: what one does
-    depends on the other; ``none``: no variable has a visible effect.
+    ``needs``: failures need all of ``levels``. ``acts``: one variable acts, whatever the others are if ``alone``.
+    ``depends``: the effect of one variable depends on the other. ``none``: no variable has a visible effect.
     """
 
     kind: Literal["needs", "acts", "depends", "none"]
@@ -79,12 +79,12 @@ class Finding:
     @property
     def text(self) -> str:
         failures, trials, other_failures, other_trials = self.counts
-        p = "p < 0.0001" if self.p < 0.0001 else f"p = {self.p:.2g}"
+        p = rates.p_text(self.p)
         seen = f"{failures} of {trials} failed, {other_failures} of {other_trials}"
         is_few = other_failures * trials <= _FEW * failures * other_trials
         match self.kind:
             case "needs":
-                names = " and ".join(filter(None, (", ".join(self.levels[:-1]), self.levels[-1])))
+                names = join_names(self.levels)
                 both = f"{'both' if len(self.levels) == 2 else 'all of'} {names}"
                 return f"{'It needs' if is_few else 'Far more fail with'} {both}: {seen} otherwise ({p})."
             case "acts":
@@ -98,7 +98,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Factorial:
-    """``method``: by which tests; ``effects``: of each variable, and of pairs."""
+    """Cells that are all combinations of values, with the tests of variables and pairs, and the findings."""
 
     cells: tuple[CellKey, ...]
     factors: tuple[Factor, ...]
@@ -119,10 +119,10 @@ class Factorial:
 
 
 def find_design(cells: Sequence[CellTrials]) -> tuple[tuple[Factor, ...], dict[Combination, CellTrials]] | None:
-    """The variables that cells are all combinations of; ``None`` where they are not, or there are fewer than two.
+    """Find variables so that the cells are all combinations of their values; ``None`` if there are fewer than two.
 
-    A variable that some cells set and others do not has a value for that; so has a mitigation with a name, and the
-    environment is a variable as well, where there are several.
+    "Not set" is a value as well. Named mitigations are variables with two values, and so is the environment, if there
+    are several.
     """
     several = len({cell.environment for cell in cells}) > 1
     values: list[dict[str, str]] = []
@@ -135,32 +135,32 @@ def find_design(cells: Sequence[CellTrials]) -> tuple[tuple[Factor, ...], dict[C
     are_variables = [any("=" in level for level in factor.levels) for factor in factors]
     if sum(are_variables) < 2 or prod(len(factor.levels) for factor in factors) != len(cells):
         return None
-    found = {
+    by_levels = {
         tuple(factor.levels.index(own.get(factor.name, f"without {factor.name}")) for factor in factors): cell
         for own, cell in zip(values, cells, strict=True)
     }
-    return (factors, found) if len(found) == len(cells) else None
+    return (factors, by_levels) if len(by_levels) == len(cells) else None
 
 
 def factorials(
     cells: Iterable[CellTrials], paired: Paired, *, sequential: bool, by_rounds: Callable[[], bool]
 ) -> tuple[Factorial, ...]:
-    """Of each group of cells that are compared with each other and are a factorial; all have trials that count.
+    """Analyse each group of compared cells that is a factorial and whose cells all have counted trials.
 
-    ``sequential``: whether the number of trials depends on what they show. ``by_rounds``: whether trials of a round
-    end alike, so that only those are compared; asked where there is a factorial.
+    ``sequential``: the number of trials depends on their results. ``by_rounds``: tells whether trials of a round end
+    alike, so that only these are compared; called only if there is a factorial.
     """
     groups: dict[Hashable, list[CellTrials]] = {}
     for cell in cells:
         if cell.trials:
             groups.setdefault(cell.key.group(), []).append(cell)
-    found = []
+    analysed = []
     for group in groups.values():
         design = find_design(group) if len(group) > 3 else None
         counted = [cell.statistics for cell in group]
         if design and all(each.counted for each in counted) and any(each.failures for each in counted):
-            found.append(_Analysis(*design, paired, sequential, by_rounds()).result())
-    return tuple(found)
+            analysed.append(_Analysis(*design, paired, sequential, by_rounds()).result())
+    return tuple(analysed)
 
 
 @dataclass
@@ -170,7 +170,7 @@ class _Analysis:
     paired: Paired
     sequential: bool
     by_rounds: bool
-    #: Of combinations: failures and trials of each stratum, a place and a round where these matter.
+    #: Failures and trials of each combination by stratum: place and round, if these matter.
     counts: dict[Combination, dict[tuple[Hashable, int | None], tuple[int, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class _Analysis:
 
     @cached_property
     def _blocks(self) -> dict[tuple[Combination, Hashable], tuple[int, int]]:
-        """Failures and trials of combinations in few strata: neighbouring rounds together."""
+        """Failures and trials by combination and stratum, with neighbouring rounds together."""
         rounds = sorted({index for own in self.counts.values() for _, index in own if index is not None})
         block = {index: place * _BLOCKS // len(rounds) for place, index in enumerate(rounds)}
         found: dict[tuple[Combination, Hashable], tuple[int, int]] = {}
@@ -219,27 +219,27 @@ class _Analysis:
         acting = {number: adjusted[number] for number in numbers if adjusted[number] < _LEVEL}
         if acting:
             findings = self._explain_acting(acting)
-        elif found := [(p, pair) for p, pair in zip(adjusted[len(numbers) :], pairs, strict=True) if p < _LEVEL]:
-            findings = [self._explain_dependence(*min(found))]
+        elif pairs_found := [(p, pair) for p, pair in zip(adjusted[len(numbers) :], pairs, strict=True) if p < _LEVEL]:
+            findings = [self._explain_dependence(*min(pairs_found))]
         else:
             findings = [] if doubted else [self._none(effects[: len(numbers)])]
         keys = tuple(cell.key for cell in self.cells.values())
         return Factorial(keys, self.factors, self.method, effects, tuple(findings))
 
-    # What acts.
+    # Tests of variables.
 
     def _main_p(self, number: int) -> float:
-        """Of "this variable does nothing", in any combination of the others."""
+        """p of "this variable does nothing", in any combination of the others."""
         levels = range(len(self.factors[number].levels))
         if self.sequential:
             return self._sequential_p(number, levels[1:], levels[:1])
-        # Each value beside all others: of two values that is one question.
+        # Compare each value with all others; for two values this is one question.
         asked = [frozenset({level}) for level in levels[1 if len(levels) == 2 else 0 :]]
-        found = [max(self._conditional_p(number, each), self._starts_p(number, each)) for each in asked]
-        return min(1.0, min(found) * len(asked))
+        p_values = [max(self._conditional_p(number, each), self._starts_p(number, each)) for each in asked]
+        return min(1.0, min(p_values) * len(asked))
 
     def _high(self, number: int) -> frozenset[int]:
-        """The values with which more fail: those beyond the division that the likelihood is largest for."""
+        """The values with which more fail: above the division by rate with the largest likelihood."""
         levels = range(len(self.factors[number].levels))
         counts = [self._sum(combination for combination in self.cells if combination[number] == at) for at in levels]
         by_rate = sorted(levels, key=lambda level: counts[level][0] / counts[level][1])
@@ -250,11 +250,11 @@ class _Analysis:
         return frozenset(by_rate[max(range(1, len(by_rate)), key=likelihood) :])
 
     def _sum(self, combinations: Iterable[Combination]) -> tuple[int, int]:
-        found = [self.cells[each].statistics for each in combinations]
-        return sum(each.failures for each in found), sum(each.counted for each in found)
+        numbers = [self.cells[each].statistics for each in combinations]
+        return sum(each.failures for each in numbers), sum(each.counted for each in numbers)
 
     def _others(self, number: int, given: Mapping[int, Collection[int]]) -> Iterator[Combination]:
-        """Combinations of all other variables, with a 0 in the place of this one, and these ``given`` values."""
+        """Combinations of all other variables that have these ``given`` values; this one is 0."""
         levels = [
             [0] if at == number else given.get(at, range(len(factor.levels))) for at, factor in enumerate(self.factors)
         ]
@@ -279,7 +279,7 @@ class _Analysis:
         return rates.difference_p(*tables[0]) if len(tables) == 1 else rates.conditional_p(tables)
 
     def _starts_p(self, number: int, high: Collection[int]) -> float:
-        """Where a process served several trials: the test that exchanges processes, within combinations of others."""
+        """p of the test that exchanges processes within combinations of others; 0 if none served several trials."""
         if not any(cell.statistics.shared_starts for cell in self.cells.values()):
             return 0.0
         sides: tuple[list[Any], list[Any]] = ([], [])
@@ -290,7 +290,7 @@ class _Analysis:
         return starts_p(tuple(sides[0]), tuple(sides[1]))
 
     def _loses(self, number: int) -> bool:
-        """Whether the values lose trials at different rates: those that were lost might have failed."""
+        """Whether the values lose trials at different rates; lost trials might have failed."""
         for level in range(1, len(self.factors[number].levels)):
             sides = [[cell.statistics for each, cell in self.cells.items() if each[number] == at] for at in (level, 0)]
             lost = [sum(each.loss_events for each in side) for side in sides]
@@ -300,7 +300,7 @@ class _Analysis:
         return False
 
     def _pair_p(self, one: int, other: int) -> float:
-        """Of "what one variable does to the odds does not depend on the other"; 1 where one has more than two values.
+        """p of "the effect of one variable on the odds does not depend on the other"; 1 with more than two values.
 
         Exact, given how often each value has failed (Zelen 1971, "The analysis of several 2 x 2 contingency tables").
         """
@@ -319,10 +319,10 @@ class _Analysis:
         others: Collection[int],
         given: Mapping[int, Collection[int]] | None = None,
     ) -> float:
-        """At any time: pairs of trials of combinations that differ in this variable; each two values (Bonferroni)."""
+        """p that holds at any time, from pairs of trials that differ in this variable (Bonferroni over values)."""
         from pytest_aorta.triage.sequential import SequentialTest
 
-        found = []
+        p_values = []
         for level, base in itertools.product(ones, others):
             test = SequentialTest(MARGIN)
             series = [
@@ -330,14 +330,14 @@ class _Analysis:
                 for other in self._others(number, given or {})
             ]
             test.pairs += _by_turns(series)
-            found.append(test.comparison().p)
-        return min(1.0, min(found) * len(found))
+            p_values.append(test.comparison().p)
+        return min(1.0, min(p_values) * len(p_values))
 
-    # What it comes to.
+    # Findings.
 
     def _explain_acting(self, acting: Mapping[int, float]) -> list[Finding]:
         high = {number: self._high(number) for number in acting}
-        left, found = dict(acting), []
+        left, findings = dict(acting), []
         subsets = [each for size in range(len(acting), 1, -1) for each in itertools.combinations(acting, size)]
         for subset in subsets:
             p = self._needs_p(subset, high) * len(subsets) if {*subset} <= {*left} else 1.0
@@ -346,13 +346,13 @@ class _Analysis:
                 others = self._sum(each for each in self.cells if each not in together)
                 levels = tuple(self.factors[number].text(high[number]) for number in subset)
                 p = max(p, *(acting[number] for number in subset))
-                found.append(Finding("needs", levels, (), (*self._sum(together), *others), p))
+                findings.append(Finding("needs", levels, (), (*self._sum(together), *others), p))
                 for number in subset:
                     del left[number]
-        return found + [self._acts(number, high[number], p) for number, p in left.items()]
+        return findings + [self._acts(number, high[number], p) for number, p in left.items()]
 
     def _acts(self, number: int, high: frozenset[int], p: float) -> Finding:
-        """A variable that is not known to need another; whether it acts with each value of each other one."""
+        """The finding on a variable that needs no other, and whether it acts with each value of each other one."""
         factor = self.factors[number]
         low = frozenset(range(len(factor.levels))) - high
         alone = all(
@@ -361,7 +361,7 @@ class _Analysis:
             if at != number
             for level in range(len(other.levels))
         )
-        # Of the value that is not the first, which is the baseline's.
+        # Say what the other value does, as the first is the baseline's.
         sides = (low, high) if 0 in high else (high, low)
         counts = [self._sum(each for each in self.cells if each[number] in side) for side in sides]
         texts = [factor.text(side) for side in sides]
@@ -374,7 +374,7 @@ class _Analysis:
     def _p_within(
         self, number: int, high: Collection[int], low: Collection[int], given: Mapping[int, Collection[int]]
     ) -> float:
-        """Of "it does nothing" with a value of another variable; 1 where it does the opposite there."""
+        """p of "it does nothing" with a value of another variable; 1 if it does the opposite there."""
         tables = [*self._tables(number, high, given)]
         ours, trials, theirs, others = (sum(column) for column in zip(*tables, strict=True))
         if ours * others <= theirs * trials:
@@ -384,7 +384,7 @@ class _Analysis:
         return self._conditional_p(number, high, given)
 
     def _needs_p(self, subset: Combination, high: Mapping[int, frozenset[int]]) -> float:
-        """Of "no more fail with all of these than with all but one of them, added up over which one"."""
+        """p of "with all of these no more fail than with all but one of them, summed over the missing one"."""
         from scipy.special import bdtrc
 
         rest = [number for number in range(len(self.factors)) if number not in subset]
@@ -402,13 +402,13 @@ class _Analysis:
             self._draws(itertools.chain(*(those for key, those in with_all_but.items() if key[-1] == number)))
             for number in subset
         ]
-        # Of rare failures, given all of them, binomial; of frequent ones the test is on the safe side.
+        # Given all failures, binomial if they are rare; conservative if they are frequent.
         chance = trials / (trials + min(number for _, number in apart))
         every = together + sum(failures for failures, _ in apart)
         return min(1.0, 2 * float(bdtrc(together - 1, every, chance)))
 
     def _draws(self, combinations: Iterable[Combination]) -> tuple[int, int]:
-        """Failures and trials, as many as there are processes where these served several."""
+        """Failures and trials; if processes served several, scaled to the number of independent trials."""
         failures = trials = 0.0
         for each in combinations:
             cell = self.cells[each].statistics
@@ -422,7 +422,7 @@ class _Analysis:
         with_all: Mapping[Combination, Sequence[Combination]],
         with_all_but: Mapping[Combination, Sequence[Combination]],
     ) -> float:
-        """At any time: a bet on (with all) - (sum of with all but one), which cannot be expected to win."""
+        """As ``_needs_p``, valid at any time: a bet on (with all) - (sum of with all but one), fair or worse."""
         import numpy as np
 
         series = []
@@ -460,26 +460,28 @@ class _Analysis:
         return Finding("depends", (one.name, other.name), (", ".join(texts),), ends, p)
 
     def _none(self, effects: Sequence[Effect]) -> Finding:
-        found = sorted(
+        counts = sorted(
             ((cell.statistics.failures, cell.statistics.counted) for cell in self.cells.values()),
             key=lambda each: each[0] / each[1],
         )
-        (least, few), (most, many) = found[0], found[-1]
+        (least, few), (most, many) = counts[0], counts[-1]
         seen = f"{least} of {few} to {most} of {many} failed in each cell"
-        if found[0] == found[-1]:
+        if counts[0] == counts[-1]:
             seen = f"{least} of {few} failed in each cell"
         tested = ", ".join(f"{effect.factors[0]} p = {effect.p_adjusted:.2g}" for effect in effects)
-        return Finding("none", (), (f"{seen} ({tested})",), (*found[-1], *found[0]), min(e.p_adjusted for e in effects))
+        return Finding(
+            "none", (), (f"{seen} ({tested})",), (*counts[-1], *counts[0]), min(e.p_adjusted for e in effects)
+        )
 
 
 _SQUARE: tuple[Combination, ...] = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 def interaction_p(strata: Sequence[Sequence[tuple[int, int]]]) -> float:
-    """The two-sided mid-p value of "two variables of two values do not interact", on the scale of odds.
+    """The two-sided mid-p value of "two variables with two values do not interact" on the scale of odds.
 
-    Failures and trials of each stratum with neither, the second, the first and both. Given how many failed of each
-    value, those with both have a distribution of their own (Zelen 1971), which is summed over the strata.
+    ``strata``: failures and trials with neither, the second, the first and both. Given the failures of each value, the
+    number with both has a known distribution (Zelen 1971), which is summed over the strata.
     """
     import numpy as np
 
@@ -500,7 +502,7 @@ def interaction_p(strata: Sequence[Sequence[tuple[int, int]]]) -> float:
 
 
 def _log_likelihood(counts: Sequence[tuple[int, int]]) -> float:
-    """Of a common rate, at its best."""
+    """The log likelihood of a common rate, at its maximum."""
     failures, trials = (sum(each) for each in zip(*counts, strict=True))
     return sum((number * log(number / trials) for number in (failures, trials - failures) if number), 0.0)
 

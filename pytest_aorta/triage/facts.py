@@ -1,4 +1,4 @@
-"""What the table needs of a trial: a small extract of its record."""
+"""The facts of a trial that the table needs, read from its record."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from pytest_aorta.trials.losses import (
     was_interrupted,
 )
 
-#: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
+#: Share of a trial's steps, at least one step, in which allocators, caches and compilers warm up.
 WARM_UP = 0.1
 
-#: Seconds of a command that are mostly its interpreter's start.
+#: Shorter runs of a command, in seconds, mostly measure how fast interpreters start.
 _SHORTEST_RUN = 0.1
 
-#: Read by the engine of a container, outside of it.
+#: Variables for the engine of a container, which runs outside of it.
 _OF_ENGINES = re.compile(r"(NVIDIA|AMD)_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|REQUIRE_\w+)")
 
-#: Say which devices a process has; the first that is set counts. Those of SLURM are numbers of the host.
+#: Variables that name the devices of a process; the first that is set counts. SLURM numbers them as the host does.
 _DEVICES = (
     *("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
 )
 
-#: Failures of which a process died: its step times are those of a part of its work.
+#: Kinds of failures that end a trial early, so that its step times cover a part of its work only.
 _CRASHES = ("exception", "signal", "exit_code", "timeout", "stall", "rank")
 
-#: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it:
-#: they are losses, and so are ``interrupted``, and ``in doubt``: by a signal that may have been the end of its job.
+#: ``failed`` and ``timeout`` are failures of the workload. All others but ``ok`` are losses: they say nothing about the
+#: workload. ``in doubt``: ended by a signal that may have been the end of its job.
 Outcome = Literal["ok", "failed", "timeout", "infrastructure", "interrupted", "in doubt", "did not run"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 FAILURES: tuple[Outcome, ...] = ("failed", "timeout")
@@ -55,7 +55,7 @@ LOSSES: tuple[Outcome, ...] = ("infrastructure", "interrupted", "in doubt", "did
 
 @dataclass(frozen=True)
 class TrialSteps:
-    """The steps of one trial after its warm-up, in ms, ascending."""
+    """Step times of one trial after its warm-up, in ms, ascending."""
 
     sorted_ms: array[float]
 
@@ -66,11 +66,11 @@ class TrialSteps:
 
 @dataclass(frozen=True)
 class StepSummary:
-    """The steps of all trials of a cell together, in ms.
+    """Step times of all trials of a cell together, in ms.
 
-    A percentile is the smallest step time that at least 90 % (99 %) of the steps do not exceed (nearest rank: numpy's
-    ``inverted_cdf``), so that it is always one that was measured. ``trial_medians_ms``: the steps of one trial are not
-    independent of each other, its trials are.
+    A percentile is the smallest step time that at least 90 % (99 %) of the steps do not exceed: nearest rank, numpy's
+    ``inverted_cdf``. It is always a measured time. ``trial_medians_ms`` are independent of each other; the steps of one
+    trial are not.
     """
 
     mean_ms: float
@@ -85,10 +85,9 @@ class StepSummary:
 
 
 def steady_steps(step_times_ms: Iterable[Any]) -> TrialSteps | None:
-    """The steps of a trial after its warm-up, which is the first tenth, rounded down, and at least the first step.
+    """Drop the warm-up of a trial: the first tenth of its steps, rounded down, but at least the first step.
 
-    The only step of a trial counts. A time that is not a finite number above 0 was not measured, and is left out;
-    ``None`` where no time is left.
+    A trial with one step keeps it. Times that are not finite numbers above 0 are dropped; ``None`` if no time is left.
     """
     times = list(step_times_ms)
     if len(times) > 1:
@@ -99,7 +98,7 @@ def steady_steps(step_times_ms: Iterable[Any]) -> TrialSteps | None:
 
 
 def summarize_steps(trials: Sequence[TrialSteps]) -> StepSummary | None:
-    """The steps of several trials; ``None`` where there are none."""
+    """Summarize the steps of several trials; ``None`` if there are none."""
     if not trials:
         return None
     pooled = sorted(chain.from_iterable(trial.sorted_ms for trial in trials))
@@ -120,22 +119,21 @@ def summarize_steps(trials: Sequence[TrialSteps]) -> StepSummary | None:
 
 Overlay = tuple[tuple[str, str], ...]
 Values = tuple[tuple[str, str | None], ...]
-"""Variables in alphabetical order, with their values; ``None`` for one that is not set."""
+"""Variables in alphabetical order with their values; ``None`` for an unset one."""
 
 
 @dataclass(frozen=True)
 class WatchedVariables:
-    """Variables that any cell of the plan sets: of one trial, or of all trials of a cell, as far as they agree.
+    """The variables that any cell of the plan sets, as one trial saw them, or as all trials of a cell agree on them.
 
     Attributes:
         watched: their names.
-        overlay: those that were set for the trial, by environment, mitigation set and extra variables; and options of
-            the workload, as ``config.NAME``.
-        ambient: what the watched ones would be without; empty for a trial in a container, which starts from others.
-            Secrets are missing.
-        resolved: what the trial's own process had. Secrets are missing.
-        unnamed: those that nothing names which the process had loaded and imported at the end of ``run()``; ``None``
-            where that is not known, or another program may have read them.
+        overlay: variables set for the trial by environment, mitigation set and extra variables; and options of the
+            workload, as ``config.NAME``.
+        ambient: values of the watched variables without the overlay; empty in a container. Secrets are missing.
+        resolved: values in the trial's own process. Secrets are missing.
+        unnamed: variables that no loaded or imported file names at the end of ``run()``; ``None`` where that is not
+            known, or another program may have read them.
     """
 
     watched: tuple[str, ...] = ()
@@ -145,7 +143,7 @@ class WatchedVariables:
     unnamed: frozenset[str] | None = None
 
 
-#: Of a trial in whose plan no cell sets any.
+#: For a plan in which no cell sets a variable.
 NOT_WATCHED = WatchedVariables()
 
 
@@ -156,17 +154,17 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
         return NOT_WATCHED
     environment = request.get("environment") or {}
     entered = environment.get("enter") or False
-    found = (env.get("end") or {}).get("variables") or {}
+    names = (env.get("end") or {}).get("variables") or {}
     unnamed = None
     if (
         not environment.get("launcher")
-        and found.get("by") is not None
-        and not found.get("unsearched")
-        and not found.get("subprocesses", True)
+        and names.get("by") is not None
+        and not names.get("unsearched")
+        and not names.get("subprocesses", True)
     ):
         unnamed = frozenset(
             name
-            for name, named in found["by"].items()
+            for name, named in names["by"].items()
             if not named["count"] and not (entered and _OF_ENGINES.fullmatch(name))
         )
     failed = any(str(reason).startswith("env_vars:") for reason in env.get("partial_reasons") or ())
@@ -178,7 +176,7 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
         COLLECT: "+".join(request.get("collect") or ()),
     }
     resolved = {name: env["env_vars"].get(name) for name in ambient} if saw_variables else {}
-    # A redacted value equals no other one, as far as one can see.
+    # Redacted values cannot be compared.
     before, after = (
         tuple(sorted((name, value) for name, value in values.items() if value != REDACTED))
         for values in (ambient, resolved)
@@ -188,11 +186,11 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
 
 
 def agreed(trials: Iterable[WatchedVariables]) -> WatchedVariables:
-    """What all trials say that say anything: those that crashed, for instance, do not say what nothing names."""
+    """Keep what all trials agree on; trials that say nothing, such as crashed ones, are ignored."""
     different = set(trials)
 
-    def common(found: Iterable[Values]) -> Values:
-        saying = [set(values) for values in found if values]
+    def common(sides: Iterable[Values]) -> Values:
+        saying = [set(values) for values in sides if values]
         return tuple(sorted(set.intersection(*saying), key=lambda item: item[0])) if saying else ()
 
     unnamed = [each.unnamed for each in different if each.unnamed is not None]
@@ -208,10 +206,10 @@ def agreed(trials: Iterable[WatchedVariables]) -> WatchedVariables:
 
 @dataclass(frozen=True, order=True)
 class CellKey:
-    """Which cell a trial belongs to.
+    """Identity of a cell.
 
-    ``cell`` is environment and mitigation set, as in item names: ``local-tf32_off+xnack``. Of a trial that a test has
-    run: ``test`` is its node id, ``options`` what it gave, for the table, ``digest`` of all else that it has chosen.
+    ``cell`` is environment and mitigation set, as in item names: ``local-tf32_off+xnack``. A trial started by a test
+    also has ``test`` (its node id), ``options`` (shown in the table) and ``digest`` (hash of its other choices).
     """
 
     workload: str
@@ -221,21 +219,21 @@ class CellKey:
     digest: str = ""
 
     def group(self) -> tuple[str, str, str, str]:
-        """Equal for cells that are compared with each other."""
+        """Cells with equal groups are compared with each other."""
         return self.workload, self.test, self.options, self.digest
 
     @property
     def label(self) -> str:
-        """Test, workload, cell and options, as far as it has them."""
+        """Test, workload, cell and options; empty parts are left out."""
         return " ".join(filter(None, (self.test, self.workload, self.cell, self.options)))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a trial ran; ``None`` and empty for not known, or not bound to any.
+    """Where a trial ran; ``None`` or empty if unknown or not bound.
 
-    ``devices`` are those that the run gave to the trial, else the scheduler or the user to the run, as the host numbers
-    them; not those that a cell asks for by its own variables. ``job`` is the scheduler's.
+    ``devices`` as the host numbers them: given to the trial by the run, else to the run by the scheduler or the user.
+    Devices that a cell selects by its own variables do not count. ``job``: the scheduler's job.
     """
 
     host: str | None = None
@@ -245,7 +243,7 @@ class Place:
 
     @property
     def key(self) -> tuple[str | None, tuple[int, ...]]:
-        """Trials with equal ones ran on the same hardware."""
+        """Trials with equal keys ran on the same hardware."""
         return self.host, self.devices
 
 
@@ -254,30 +252,26 @@ class TrialFacts:
     """One trial.
 
     Attributes:
-        file: of the record, relative to the results directory.
-        failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
-        run_seed: that of ``--aorta-seed``, with which trials of one index have the same seeds in all cells.
-        start: the process from which it was forked, by its index in the cell: those of one share what it drew at its
-            start. ``None`` for a trial that was a process of its own.
-        in_one_process: whether all trials of all cells share one process, so that starts make no difference between
-            cells.
-        hash_seed: ``PYTHONHASHSEED`` of its interpreter, of the first rank where it has ranks; ``None`` where nobody
-            knows it.
-        culprit: the rank that has failed, if all others have only because of it, and how many ranks there are.
-        slowest: the rank that computes longest between collectives, how many times as long as the median of all ranks,
-            and how many ranks there are; ``None`` where that is not known.
-        steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
-        run_sec: duration of ``run()`` of a command that says no steps and has passed; ``None`` for any other, and where
-            it is too short to say more than how fast interpreters start.
-        operators: own time of each, in ms per step, where the collector ``profile`` has measured it.
-        collected: what collectors have found, and ``not_collected`` the first of what has kept each from it, each as
-            ``numerics: ...``.
-        observed: whether it ran with collectors.
-        event: what has kept this trial from being counted, equal for all trials that it has; ``None`` for a trial that
-            is counted, or was lost alone.
+        file: the record's path, relative to the results directory.
+        failed_rank: the rank that caused the failure; ``None`` without ranks, or if unknown.
+        run_seed: ``--aorta-seed``, which gives trials of one index the same seeds in all cells.
+        start: index of the process in its cell that the trial was forked from; trials of one start share everything
+            that the process drew at its start. ``None`` for a trial that was a process of its own.
+        in_one_process: all trials of all cells share one process, so starts make no difference between cells.
+        hash_seed: ``PYTHONHASHSEED`` of its interpreter (the first rank's); ``None`` if unknown.
+        culprit: a rank and the number of ranks, if all other ranks failed only because of this one.
+        slowest: the rank that computes longest between collectives, its time relative to the median of all ranks, and
+            the number of ranks; ``None`` if unknown.
+        steps: after the warm-up; ``None`` for a crashed trial or one without step times.
+        run_sec: duration of ``run()`` of a passed command without step times; ``None`` otherwise, and if too short.
+        operators: own time of each operator in ms per step, measured by the collector ``profile``.
+        collected, not_collected: findings of collectors, and the first problem of each: ``numerics: ...``.
+        observed: it ran with collectors.
+        event: the cause that kept this trial from being counted, equal for all trials that the cause has hit; ``None``
+            for a counted trial or one lost alone.
         obstacle: what a command lacked before its first step, in words that are equal for all trials that lacked it.
-        detected: names of the faults that the output of a command says.
-        matched: of each expression for the metrics of a command, whether a line matches.
+        detected: names of the faults that a command's output reports.
+        matched: each expression for a command's metrics, and whether a line of output matches it.
     """
 
     key: CellKey
@@ -324,9 +318,9 @@ class TrialFacts:
 
 
 def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, str]] = ()) -> TrialFacts:
-    """The facts of a record (``TrialResult.to_dict()``, or what a trial file holds).
+    """Read the facts from a record (``TrialResult.to_dict()``, or the content of a trial file).
 
-    All of them are in the record itself, so that a run and the reader of its files come to the same table.
+    They depend on the record alone, so a run and a later reader of its files come to the same table.
     """
     outcome = classify_outcome(record)
     result, failure, request = record["result"], record.get("failure") or {}, record.get("request") or {}
@@ -360,7 +354,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         if all(each["rank"] == rank and each.get("blame") != "unknown" for each in failed):
             culprit = (rank, len(ranks))
     seeds = (each.get("seeds") or {} for each in (record, *sorted(ranks, key=lambda each: int(each["rank"]))))
-    # In a plan, the name of the cell says all; trials of a test may differ in all that a test can choose.
+    # In a plan, the cell's name is enough; a test may choose more than its name says.
     cell = record.get("cell") or f"{record['execution_env']['name']}-{'+'.join(record['mitigations_applied'])}"
     test = record.get("test") or {}
     options, digest = test.get("options") or "", test.get("digest") or ""
@@ -409,7 +403,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
 
 
 def judged_together(trials: Sequence[TrialFacts]) -> Sequence[TrialFacts]:
-    """The trials of one cell: where all have ended for want of the same thing, before they began, none of them ran."""
+    """Mark the trials of a cell as ``did not run`` if all of them lacked the same thing before they began."""
     reasons = {each.obstacle for each in trials if each.is_counted}
     if len(reasons) != 1 or None in reasons:
         return trials
@@ -418,10 +412,7 @@ def judged_together(trials: Sequence[TrialFacts]) -> Sequence[TrialFacts]:
 
 
 def classify_outcome(record: Mapping[str, Any]) -> Outcome:
-    """For statistics: as the exit status, but that what never began its main work is no failure of the workload.
-
-    Neither is what a full disk has ended.
-    """
+    """Classify a trial by its exit status; ends before the main work, or by a full disk, are no failures."""
     status = record["exit_status"]
     if status == "infrastructure_failed" and was_interrupted(record):
         return "interrupted"

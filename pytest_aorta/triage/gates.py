@@ -13,7 +13,7 @@ from pytest_aorta.triage.judging import VerdictKind
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import Row, Table, check_baseline, is_named
 
-#: What a gate can look at, in the order of messages.
+#: Values that gates can test, in the order of messages.
 VALUES: Mapping[str, Callable[[Row], float | str | None]] = {
     "failure_rate": lambda row: row.cell.rate,
     "failures": lambda row: row.cell.failures if row.cell.counted else None,
@@ -23,7 +23,7 @@ VALUES: Mapping[str, Callable[[Row], float | str | None]] = {
     "verdict": lambda row: row.verdict.kind,
 }
 
-#: Those that have an interval, 95 %.
+#: Values with a 95 % interval.
 _WITH_INTERVAL = ("failure_rate", "speed_ratio")
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -35,8 +35,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
 }
 
-#: ``VALUE``, ``VALUE(CELL)``, or either in ``upper(...)`` or ``lower(...)``; then how it compares with what.
-#: ``VALUE_upper`` is ``upper(VALUE)``.
+#: ``VALUE`` or ``VALUE(CELL)``, perhaps in ``upper(...)`` or ``lower(...)``; a comparison; an operand.
 _GATE = re.compile(
     r"(?:(?P<bound>upper|lower)\s*\(\s*)?(?P<value>[A-Za-z_]\w*)\s*(?:\(\s*(?P<cell>[^()<>!]*[^()<>!\s])\s*\)\s*)?"
     rf"(?(bound)\)\s*)(?P<comparison>{'|'.join(_COMPARE)})\s*(?P<operand>.+)"
@@ -47,10 +46,10 @@ _NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)(%?)")
 
 @dataclass(frozen=True)
 class Gate:
-    """One condition: how one of ``VALUES`` has to relate to ``operand``, a number or a kind of verdict.
+    """One condition: one of ``VALUES`` compared with ``operand``, a number or a kind of verdict.
 
-    ``bound``: ``upper`` or ``lower`` for that end of the value's interval instead of the value itself. ``cell``: label
-    or mitigation set of the cells that it is about; ``None`` for all that are compared with another.
+    ``bound``: ``upper`` or ``lower`` to test that end of the value's interval. ``cell``: label or mitigation set of the
+    tested cells; ``None`` for all cells that are compared with another.
     """
 
     text: str
@@ -62,18 +61,18 @@ class Gate:
 
 
 def parse_gate(text: str) -> Gate:
-    """A gate from its text: ``VALUE[(CELL)] COMPARISON OPERAND``, the value in ``upper(...)`` or ``lower(...)`` or not.
+    """Parse ``VALUE[(CELL)] COMPARISON OPERAND``; the value may be in ``upper(...)`` or ``lower(...)``.
 
     Raises:
-        ValueError: what was expected, and what is there instead.
+        ValueError: with the expected and the given text.
     """
-    found = _GATE.fullmatch(text.strip())
-    if found is None:
+    match = _GATE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(
             f"VALUE, VALUE(CELL) or upper(VALUE), one of {' '.join(_COMPARE)}, and a number or verdict, as in "
             "failure_rate<=0.02 or verdict(omp_1)==fixes"
         )
-    bound, value, cell, comparison, given = found.groups()
+    bound, value, cell, comparison, given = match.groups()
     if bound is None and (ending := re.fullmatch(r"(\w+)_(upper|lower)", value)):  # failure_rate_upper
         value, bound = ending.groups()
     if value not in VALUES:
@@ -99,10 +98,10 @@ def parse_gate(text: str) -> Gate:
 def check_gates(
     gates: Iterable[Gate], cells: Sequence[tuple[str, Sequence[str]]], source: str = "--aorta-gate"
 ) -> None:
-    """Refuse gates on cells that no cell (label, mitigation set) of a plan is; ``source`` is where they were given.
+    """Refuse gates on cells (label, mitigation set) that the plan does not have; ``source``: where they were given.
 
     Raises:
-        RequestError: naming the gate, the cell, and the cells that there are.
+        RequestError: with the gate, the cell, and all cells of the plan.
     """
     for gate in gates:
         if gate.cell is not None:
@@ -110,11 +109,12 @@ def check_gates(
 
 
 def explain_gate(gate: Gate, table: Table) -> Iterator[str]:
-    """Why a gate does not hold, and where, once all trials are over; nothing where it does.
+    """Why a gate does not hold after all trials, one text per cell; none if it holds.
 
-    A gate without a cell is about each cell that is compared with a baseline, and about a cell that has none to be
-    compared with; one on ``infrastructure`` about all cells. It does not hold where there is no such cell, nor where a
-    cell does not have the value: no trial that counts, no step times.
+    A gate without a cell applies to each cell that is compared with a baseline, and to a cell that has nothing to be
+    compared with; a gate on ``infrastructure`` applies to all cells. It fails if no cell applies, and for a cell
+    without
+    the value: without counted trials, or without step times.
     """
     rows = [row for row in table.rows if row.cell.total]
     if gate.cell is not None:
@@ -131,22 +131,22 @@ def explain_gate(gate: Gate, table: Table) -> Iterator[str]:
     if not about:
         yield f"no trial of {gate.cell!r} has run" if gate.cell else "no trial has run"
     for row in about:
-        found = VALUES[gate.value](row)
-        if found is not None and gate.bound:
-            found = _end(gate, row, table.settings.sequential)
+        value = VALUES[gate.value](row)
+        if value is not None and gate.bound:
+            value = _end(gate, row, table.settings.sequential)
         counts = f"{row.cell.failures} of {row.cell.counted} failed"
         where = f"{row.cell.key.cell} of {row.cell.key.workload}"
         name = f"{gate.bound}({gate.value})" if gate.bound else gate.value
-        if found is None:
+        if value is None:
             why = "no trial has step times" if row.cell.steps is None else "the baseline has no step times"
             if gate.value in ("failure_rate", "failures"):
                 why = f"none of its {row.cell.total} trials says anything about the workload"
             elif gate.value == "speed_ratio" and row.speed is None:
                 why = "it is compared with no other cell"
             yield f"{where} has no {name}: {row.verdict.reason or why}"
-        elif not _COMPARE[gate.comparison](found, gate.operand):
-            value = row.verdict.text if isinstance(found, str) else f"{found:.4g}"
-            yield f"{where} has {name} {value}; {counts}"
+        elif not _COMPARE[gate.comparison](value, gate.operand):
+            text = row.verdict.text if isinstance(value, str) else f"{value:.4g}"
+            yield f"{where} has {name} {text}; {counts}"
 
 
 def _end(gate: Gate, row: Row, sequential: bool) -> float:

@@ -1,4 +1,4 @@
-"""What is concluded from the trials of a cell beside those of its baseline, and what leaves that in doubt."""
+"""Conclusions from the trials of a cell and its baseline, and doubts about them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pytest_aorta.triage.where import Association
 if TYPE_CHECKING:
     from pytest_aorta.triage.sequential import SequentialComparison
 
-#: Probability that any cell of a baseline is called different although none is.
+#: Chance that any cell of a baseline is called different although none is.
 LEVEL = 0.05
 
-#: So many trials on either side would show a large difference.
+#: With so many trials on either side, a large difference would show.
 ENOUGH = 8
 
-#: Part of the failures that a cure leaves at most.
+#: A cure leaves at most this share of the failures.
 _CURE = 0.5
 
 VerdictKind = Literal[
@@ -44,21 +44,21 @@ VerdictKind = Literal[
     "error",
 ]
 
-#: Verdicts that a difference of the failure rates is.
+#: Verdicts that say that failure rates differ.
 DIFFERENT: tuple[VerdictKind, ...] = ("fixes", "reduces", "worse")
 
-#: How the numbers were found: once, after a number of trials that was set before; or such that one may look any time.
+#: ``fixed``: valid once, for a number of trials that was set before. ``sequential``: valid at any time.
 Method = Literal["fixed", "sequential"]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Failure rate of a cell minus that of its baseline, with its 95 % interval.
+    """Failure rate of a cell minus its baseline's rate, with its 95 % interval.
 
-    ``ratio`` is the 99 % interval of the cell's rate divided by the baseline's. ``p`` is two-sided, of this cell alone;
-    ``p_adjusted`` is corrected for the number of cells (Holm). Where trials ran in several places, all compare trials
-    of one place with each other. Where starts served several trials, p is the larger one of the trials' and of the
-    starts', and the intervals are those of as many trials as there are starts.
+    ``ratio`` is the 99 % interval of the cell's rate divided by the baseline's. ``p`` is two-sided, for this cell
+    alone; ``p_adjusted`` is corrected for the number of cells (Holm). If trials ran in several places, only trials of
+    one place are compared with each other. If starts served several trials, p is the larger of the trials' and the
+    starts' p, and the intervals count as many trials as there are independent ones.
     """
 
     baseline: CellKey
@@ -70,7 +70,7 @@ class Comparison:
     method: Method
 
     def is_within(self, margin: Margin) -> bool:
-        """Whether all plausible rates are within the margin of all plausible rates of the baseline."""
+        """Whether the whole intervals of difference and ratio lie within the margin."""
         return (margin.points >= 1 or self.interval.within(-margin.points, margin.points)) and (
             margin.share >= 1 or self.ratio.within(1 - margin.share, 1 + margin.share)
         )
@@ -78,18 +78,18 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is concluded about a cell.
+    """The conclusion about a cell.
 
     Attributes:
-        reason: why there is no more to say; empty where the numbers say it.
-        more_trials: of ``undecided``: about how many more trials of the cell would decide.
-        more_starts: of ``undecided``: how many more processes of the cell, and of its baseline, the run may go on to.
-        is_of_starts: whether it is the number of processes that leaves it open.
-        removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 99 %.
-        of: of ``exchanges`` what for what, of ``leaves`` what, of ``confounded`` with what, of ``no cure`` how many
-            times the baseline's rate its own is, 99 %; ``on the speed``, where that is the question.
-        is_same: of ``no cure``: whether the rate is shown to be within the margin of the baseline's.
-        is_likely: of ``no cure``: whether it is not shown, but so likely that the cell was given up.
+        reason: why there is no more to say; empty if the numbers say it.
+        more_trials: for ``undecided``: guess of how many more trials of the cell would decide.
+        more_starts: for ``undecided``: how many more processes of each cell a run may add.
+        is_of_starts: it is undecided because of the number of processes.
+        removes: for ``fixes`` and ``reduces``: it removes at least this share of the failures, 99 %.
+        of: completes the word: ``exchanges A for B``, ``leaves B``, ``confounded with host``, ``no cure (0.88-1.2x)``
+            (ratio of the rates, 99 %), ``undecided on the speed``.
+        is_same: for ``no cure``: the rate is shown to be within the margin of the baseline's.
+        is_likely: for ``no cure``: not shown, but so likely that the cell was given up.
     """
 
     kind: VerdictKind
@@ -104,7 +104,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """For a table: ``undecided (about 12 more trials)``, ``no cure (0.88-1.2x)``, ``no cure?`` if it is likely."""
+        """As in a table: ``undecided (about 12 more trials)``, ``no cure (0.88-1.2x)``, ``no cure?``."""
         if self.more_trials is not None:
             return f"undecided (about {self.more_trials} more trials)"
         return f"{self.kind}{'?' * self.is_likely} {self.of}".rstrip()
@@ -112,15 +112,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Pair:
-    """Counted trials of a cell and of its ``baseline``, which both have some.
+    """Counted trials of a cell and of its ``baseline``; both have some.
 
     Attributes:
-        strata: ``counts`` for each place in which both have trials; ``counts`` alone where there is one place.
-        rounds: the same for each round at each place, where rounds matter: trials of one round share what the machine
-            did to it, or their seeds. Empty where they do not.
-        watched: what their pairs of trials show at any time; ``None`` where the number of trials was set before.
-        apart: ``host`` or ``device``, where they have no place in common; ``time``, where one ended before the other.
-        starts: the test of starts, where one served several trials.
+        strata: ``counts`` for each place in which both have trials; ``counts`` alone if there is one place.
+        rounds: the same for each round and place, if rounds matter: trials of one round share the state of the machine,
+            or their seeds. Else empty.
+        watched: result of the test that holds at any time; ``None`` if the number of trials was set before.
+        apart: ``host`` or ``device`` if they have no place in common; ``time`` if one ended before the other began.
+        starts: the test of starts, if one served several trials.
     """
 
     baseline: CellKey
@@ -133,13 +133,13 @@ class Pair:
 
     @property
     def trials_p(self) -> float:
-        """The p value if each trial were a draw of its own."""
+        """The p value with each trial as an independent draw."""
         if len(self.strata) == 1 and not self.rounds:
             return rates.difference_p(*self.strata[0])
         return rates.conditional_p(self.rounds or self.strata)
 
     def comparison(self) -> Comparison:
-        """Of this cell alone."""
+        """Compare this cell alone, without a correction for others."""
         strata: Sequence[tuple[float, float, float, float]] = self.strata
         if self.starts is not None and self.counts[1] and self.counts[3]:
             ours = independent(self.starts.cell) / self.counts[1]
@@ -157,20 +157,20 @@ class Pair:
 def judge(pairs: Sequence[Pair], margin: Margin, family: int, planned: int = 0) -> list[tuple[Comparison, Verdict]]:
     """Compare cells with their baselines, corrected for their number (Holm).
 
-    ``family``: cells that share the level, for the guess of how many more trials decide. ``planned``: comparisons that
-    there will be, as a cell that has its first trials later must not take back what was concluded before.
+    ``family``: number of cells that share the level, for guesses of more trials. ``planned``: number of comparisons at
+    the end, so that a cell that begins later does not take back earlier conclusions.
     """
-    found = [pair.comparison() for pair in pairs]
-    adjusted = rates.holm([*(each.p for each in found), *[1.0] * (planned - len(found))])
-    compared = [replace(each, p_adjusted=p) for each, p in zip(found, adjusted, strict=False)]
+    single = [pair.comparison() for pair in pairs]
+    adjusted = rates.holm([*(each.p for each in single), *[1.0] * (planned - len(single))])
+    compared = [replace(each, p_adjusted=p) for each, p in zip(single, adjusted, strict=False)]
     return [(each, _verdict(pair, each, margin, family)) for pair, each in zip(pairs, compared, strict=True)]
 
 
 def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) -> Verdict:
-    """What a comparison says of a cell.
+    """Turn a comparison into a verdict.
 
-    Significantly different comes first. ``no cure`` is shown, not assumed: the whole intervals of difference and ratio
-    lie within ``margin``, or it may lower the rate, but does not remove half of the failures.
+    A significant difference comes first. ``no cure`` has to be shown: the intervals of difference and ratio lie within
+    ``margin``, or the rate may be lower, but is above half of the baseline's.
     """
     failures, trials, base_failures, base_trials = pair.counts
     sequential = comparison.method == "sequential"
@@ -178,17 +178,17 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
     is_same = comparison.is_within(margin)
     if comparison.p_adjusted < LEVEL and comparison.difference:
         kind = "worse" if comparison.difference > 0 else "reduces" if failures else "fixes"
-    # Above 0 it may turn out to be worse.
+    # With a higher rate it may turn out to be worse.
     elif is_same or (comparison.ratio.low > _CURE and comparison.difference <= 0):
         kind = "no cure"
-    # Where they have nothing in common, more trials do not decide either.
+    # Without a common place or time, more trials would not decide.
     if pair.apart and (kind != "undecided" or min(trials, base_trials) >= ENOUGH):
         where = "while" if pair.apart == "time" else "where"
         reason = f"no trial of {pair.baseline.cell} ran {where} its trials ran"
         return Verdict("confounded", reason, of=f"with {pair.apart}")
     if kind in ("fixes", "reduces"):
-        # Three trials without a failure are no cure: the rate may be half of what it was.
-        # Where the trials of a start are alike, they are one.
+        # Few trials without a failure are no cure: half of the baseline's rate has to be excluded.
+        # Trials of a start that end alike count as one.
         number = len(pair.starts.cell) if pair.starts is not None and pair.starts.are_alike else trials
         if kind == "fixes" and bound_on_rate(number, sequential=sequential) >= base_failures / base_trials * _CURE:
             kind = "reduces"
@@ -200,16 +200,16 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
         return Verdict(kind)
     if pair.starts is not None and (pair.starts.are_alike or pair.trials_p * family < LEVEL):
         return _undecided_starts(pair.starts, margin, family, sequential)
-    # The guess is for trials of one place, and of a few it would be no more than its prior.
+    # The guess is for trials of one place; with few trials it would only repeat its prior.
     says_nothing = pair.strata != (pair.counts,) or min(trials, base_trials) < ENOUGH
     return Verdict(kind, more_trials=None if says_nothing else rates.more_trials(*pair.counts, margin, family))
 
 
 def _undecided_starts(starts: StartComparison, margin: Margin, family: int, sequential: bool) -> Verdict:
-    """Undecided for its number of starts, whatever the number of trials.
+    """Undecided because there are too few starts.
 
-    A run whose tests hold at one time only may go on to the number of starts below which no split is a difference;
-    beyond, a guess as for trials says how many would probably decide.
+    Even if its tests hold at one time only, a run may go on to the number of starts below which no split is a
+    difference (``more_starts``). Beyond that, a guess says how many would probably decide.
     """
     needed = more_starts(starts.cell, starts.base, family)
     if needed:
@@ -220,14 +220,14 @@ def _undecided_starts(starts: StartComparison, margin: Margin, family: int, sequ
 
 
 def times(ratio: Interval) -> str:
-    """How many times the baseline's rate a rate is: ``(0.88-1.2x)``, ``(0.4x or more)``."""
+    """Format a ratio of rates: ``(0.88-1.2x)``, ``(0.4x or more)``."""
     if ratio.high == inf:
         return f"({ratio.low:.2g}x or more)" if ratio.low else ""
     return f"({ratio.low:.2g}-{ratio.high:.2g}x)"
 
 
 def bound_on_rate(trials: int, *, sequential: bool) -> float:
-    """The largest rate that is plausible after so many trials without a failure, 95 %."""
+    """Upper 95 % bound on the rate after trials without a failure."""
     if not sequential:
         return rates.rate_below(trials)
     from pytest_aorta.triage.sequential import rate_upper_bound_sequential
@@ -236,9 +236,9 @@ def bound_on_rate(trials: int, *, sequential: bool) -> float:
 
 
 def outlasts(runs: Association, counts: Counts, comparisons: int) -> bool:
-    """Whether there is a difference even if the trials say only as much as so many independent ones.
+    """Whether a difference holds if runs of failures make trials worth less.
 
-    At the upper end of the interval of their serial correlation, 95 %, one-sided.
+    Trials are counted as independent ones at the upper end (95 %, one-sided) of their serial correlation.
     """
     share = (runs.independent or 0) / runs.all_trials
     correlation = min(1.0, (1 - share) / (1 + share) + 1.645 / sqrt(runs.all_trials))
@@ -249,11 +249,10 @@ def outlasts(runs: Association, counts: Counts, comparisons: int) -> bool:
 
 
 def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, comparisons: int) -> str:
-    """Why lost trials leave a verdict open; empty where they do not.
+    """Why lost trials leave a verdict open; empty if they do not.
 
-    A trial that was lost might have failed. So a verdict does not hold where cell and baseline lose trials at
-    different rates, nor where it is gone if those that were lost on the side that fails less had failed. Trials that
-    one event has cost are one loss.
+    A lost trial might have failed. So a verdict does not hold if cell and baseline lose trials at different rates, or
+    if it were gone had all lost trials of the side that fails less failed. Trials lost by one event are one loss.
     """
     lost, base_lost = cell.loss_events, base.loss_events
     if not lost and not base_lost:

@@ -22,28 +22,28 @@ from pytest_aorta.workspace.atomic import write_text
 
 MATRIX_MD = "matrix.md"
 
-#: Of matrix.json. The first number changes when readers of an earlier version would misread a file.
+#: Version of matrix.json. The first number changes when readers of an earlier version would misread a file.
 SCHEMA_VERSION = "1.0"
 
-#: Longest text of a message in a field of the Markdown table.
+#: Longest text in a field of the Markdown table.
 _LONGEST = 160
 
-#: Warnings that are listed.
+#: Warnings in a list, at most.
 _WARNINGS = 20
 
-#: Characters that Markdown may take for something else than themselves.
+#: Characters that may have a meaning in Markdown.
 _MARKS = re.compile(r"[\\`*\[\]#|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
-#: The same where a line begins.
+#: The same at the beginning of a line.
 _FIRST = re.compile(r"^([-+=]|\d+(?=[.)]))")
 
 
 @dataclass(frozen=True)
 class RunState:
-    """What a matrix says of its run.
+    """The state of the run, for its matrix.
 
-    ``plan`` is its digest, ``None`` where tests have started the trials; ``planned`` are trials of each cell of it.
-    ``complete``: the run has come to its end; ``interrupted``: what has ended it before.
+    ``plan``: digest of the plan; ``None`` if tests have started the trials. ``planned``: trials of each cell of the
+    plan. ``complete``: the run has reached its end. ``interrupted``: why it ended earlier.
     """
 
     plan: str | None = None
@@ -87,12 +87,12 @@ def markdown(table: Table, state: RunState) -> str:
     """The table in GitHub's Markdown with its conclusions; columns and legend only for what appears."""
     rows = _planned_rows(table, state)
     has_verdicts = any(row.has_verdict for row in rows)
-    shown = [
+    columns = [
         column
         for column in COLUMNS
         if "markdown" in column.formats and column.says_something(rows) and (has_verdicts or column.key != "verdict")
     ]
-    rules = ["---" if column.left else "---:" for column in shown]
+    rules = ["---" if column.left else "---:" for column in columns]
     workloads = ", ".join(dict.fromkeys(row.cell.key.workload for row in rows))
     seen, planned = sum(row.cell.total for row in rows), sum(state.planned.values())
     number = f"{seen} of {counted(planned, 'trial')}" if planned > seen else counted(seen, "trial")
@@ -106,7 +106,7 @@ def markdown(table: Table, state: RunState) -> str:
         f"## Trials of {escape_markdown(workloads, _LONGEST)}",
         *(f"**{escape_markdown(sentence)}**" for sentence in conclusions(table)),
         f"{escape_markdown('; '.join(run))}. {escape_markdown(state.written_at)}".rstrip(),
-        pipe_table((each.title for each in shown), rules, [[each.text_of(row) for each in shown] for row in rows]),
+        pipe_table((each.title for each in columns), rules, [[each.text_of(row) for each in columns] for row in rows]),
     ]
     if ways := [(row, way) for row in rows for way in row.by_signature]:
         lines = [
@@ -138,15 +138,15 @@ def markdown(table: Table, state: RunState) -> str:
 
 
 def escape_markdown(text: str, longest: int | None = None) -> str:
-    """A text that Markdown, and HTML within it, shows as it is, on one line."""
+    """Escape a text so that Markdown shows it unchanged, on one line."""
     clean = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     clean = clean if longest is None or len(clean) <= longest else f"{clean[: longest - 3]}..."
-    return _MARKS.sub(lambda found: f"\\{found[0]}", html.escape(clean, quote=False))
+    return _MARKS.sub(lambda mark: f"\\{mark[0]}", html.escape(clean, quote=False))
 
 
 def _items(texts: Iterable[str]) -> str:
-    def harmless(found: re.Match[str]) -> str:
-        return f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}"
+    def harmless(mark: re.Match[str]) -> str:
+        return f"{mark[0]}\\" if mark[0].isdigit() else f"\\{mark[0]}"
 
     return "\n".join(f"- {_FIRST.sub(harmless, escape_markdown(text))}" for text in texts)
 
@@ -157,22 +157,22 @@ def pipe_table(titles: Iterable[str], rules: Iterable[str], rows: Iterable[Itera
 
 
 def _legend(rows: Sequence[Row], has_verdicts: bool) -> Iterator[str]:
-    shown = {row.verdict.kind for row in rows if row.has_verdict or row.verdict.kind == "baseline"}
+    kinds = {row.verdict.kind for row in rows if row.has_verdict or row.verdict.kind == "baseline"}
     for kind, meaning in MEANINGS.items():
-        if has_verdicts and kind in shown:
+        if has_verdicts and kind in kinds:
             yield f"**{kind}**: {meaning}"
     if any(row.cell.lost for row in rows):
         yield "**Infrastructure**, **Interrupted**, **Did not run**: say nothing about the workload, and do not count"
     if any(row.is_slower and row.verdict.kind != "slower" for row in rows):
         yield "**slower**: its steps take longer than the baseline's, which alone can hide a fault of timing"
     if any(row.comparison and row.comparison.method == "sequential" for row in rows):
-        yield "p and intervals hold whenever one looks, so that trials may be added or left out"
+        yield "p values and intervals stay valid if trials are added, or if you stop early"
 
 
 class EarlierMatrix:
-    """What an earlier run has left in matrix.json; a file that is absent, torn, or by another hand, says nothing.
+    """Content of an earlier run's matrix.json; empty if the file is missing, damaged, or foreign.
 
-    ``zooms``: sentences about operators that differ, by workload, cell, and the cell that it was compared with, if any.
+    ``zooms``: sentences about operators that differ, by workload, cell, and the cell that it was compared with.
     """
 
     def __init__(self, results: Path) -> None:
@@ -191,7 +191,7 @@ class EarlierMatrix:
             for each in content.get("divergence", ()):
                 if "zoom" in each:
                     self.zooms[each["workload"], each["cell"], each["compared_with"]] = each["zoom"]["sentence"]
-            # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
+            # If a run ended early, the number of trials may depend on their results.
             settings |= {
                 "margin": read_margin(settings["margin"]),
                 "signatures": recorded_rules(content),
@@ -205,20 +205,20 @@ class EarlierMatrix:
         self.planned = {key: planned for key, _, planned in numbers if planned is not None}
 
     def was_looked_at(self, planned: Mapping[CellKey, int]) -> bool:
-        """Whether the number of trials of a resumed run, of each cell ``planned``, may depend on what this one showed.
+        """Whether the ``planned`` number of trials of a resumed run may depend on the results of this one.
 
-        It may where a cell has had trials by a plan of another size, and where this run was of that kind already.
-        Statistics for a number of trials that was set before do not hold then. An earlier run of the same size that
-        was ended before its time is no such case: it goes on to the number that was planned.
+        It may if a cell has had trials by a plan of another size, or if that was so for this run already. Then
+        statistics for a number of trials that was set before are invalid. A run of the same size that ended early is no
+        such case: resuming it completes the plan.
         """
         common = [key for key, seen in self.seen.items() if seen and key in planned]
         return any(self._was_sequential or self.planned.get(key) != planned[key] for key in common)
 
 
 def write_merged_matrix(results: Path, parts: Sequence[Path]) -> None:
-    """Write ``matrix.json`` and ``matrix.md`` of all trials in a results directory.
+    """Write ``matrix.json`` and ``matrix.md`` for all trials in a results directory.
 
-    Their settings are those of the first of ``parts``, the results directories that they come from, that has some.
+    ``parts``: the merged results directories; the first with settings gives the settings.
 
     Raises:
         OSError: the files cannot be written.

@@ -1,4 +1,4 @@
-"""How failure rates and step times of cells have gone over the runs of a results directory, its history included."""
+"""Failure rates and step times of cells over the runs of a results directory, including its history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_aorta.triage.reading import Results
 from pytest_aorta.triage.speed import compare_speeds, measured
 from pytest_aorta.workspace.paths import HISTORY
 
-#: The chance that any change is marked where there is none, however many runs there will be.
+#: Chance that any change is marked although there is none, however many runs follow.
 LEVEL = 0.05
 
 
@@ -25,8 +25,8 @@ LEVEL = 0.05
 class CellRun:
     """The trials of a cell in one run.
 
-    ``rate`` and ``step_ms`` have their 95 % intervals; ``None`` where no trial counts, or has step times. ``changes``:
-    against the runs since the last change.
+    ``rate`` and ``step_ms`` have 95 % intervals; ``None`` without counted trials, or step times. ``changes``: compared
+    with the runs since the last change.
     """
 
     began: str
@@ -38,9 +38,9 @@ class CellRun:
 
 
 def split_runs(results: Path) -> list[list[TrialFacts]]:
-    """The trials of each run, in their order: a new run begins with the first trial that is there again.
+    """Split all trials into runs: a new run begins when a trial occurs again.
 
-    Raises ``RequestError`` where there are no two.
+    Raises ``RequestError`` if there are not two runs.
     """
     history = results / HISTORY
     there = Results(results)
@@ -51,28 +51,28 @@ def split_runs(results: Path) -> list[list[TrialFacts]]:
         facts += [trial.facts for trial in Results(folder, there.rules)]
     if not facts:
         raise there.nothing_found()
-    found: list[list[TrialFacts]] = []
+    runs: list[list[TrialFacts]] = []
     seen: set[tuple[CellKey, int]] = set()
     for each in sorted(facts, key=lambda it: it.started_at):
-        if not found or (each.key, each.index) in seen:
-            found.append([])
+        if not runs or (each.key, each.index) in seen:
+            runs.append([])
             seen.clear()
         seen.add((each.key, each.index))
-        found[-1].append(each)
-    if len(found) < 2:
+        runs[-1].append(each)
+    if len(runs) < 2:
         raise RequestError(f"{results}: there is one run; pytest-aorta run --new makes more")
-    return found
+    return runs
 
 
 def over_time(runs: Sequence[Sequence[TrialFacts]]) -> dict[CellKey, list[CellRun]]:
-    """Each cell's runs.
+    """Compare each cell's runs.
 
-    A run is compared with all since the last change together, failure rates by Boschloo's test and step times by the t
-    test of the table. The k-th comparison of a cell has a share 1 / k (k + 1) of the level, which add up to 1: so one
-    may look after each run, for as long as one likes. Cells and the two questions share it equally.
+    Each run is compared with all runs since the last change together: failure rates by Boschloo's test, step times by
+    the t test of the table. The k-th comparison of a cell uses a share 1 / k (k + 1) of the level; these add up to 1,
+    so one may look after each run, forever. Cells and the two questions share the level equally.
     """
     cells = list(dict.fromkeys(each.key for run in runs for each in run))
-    found: dict[CellKey, list[CellRun]] = {}
+    by_cell: dict[CellKey, list[CellRun]] = {}
     for key in cells:
         before: list[TrialFacts] = []
         looks, own = 0, []
@@ -85,8 +85,8 @@ def over_time(runs: Sequence[Sequence[TrialFacts]]) -> dict[CellKey, list[CellRu
                 changes = [*_changes(run, before, LEVEL / (looks * (looks + 1)) / (2 * len(cells)))]
             own.append(_cell_run(run, changes))
             before = list(run) if changes else [*before, *run]
-        found[key] = own
-    return found
+        by_cell[key] = own
+    return by_cell
 
 
 def _counts(trials: Iterable[TrialFacts]) -> tuple[int, int]:
@@ -100,7 +100,7 @@ def _changes(run: Sequence[TrialFacts], before: Sequence[TrialFacts], level: flo
         rates = [failures / trials for failures, trials in (one, other)]
         yield f"fails {'more' if rates[0] > rates[1] else 'less'} often: {rates[1]:.0%} to {rates[0]:.0%} (p = {p:.2g})"
     for of in ("steps", "runs"):
-        # Trials of several runs are no neighbours.
+        # Trials of different runs are not neighbours.
         sides = [[each._replace(began="") for each in measured(trials, of)] for trials in (run, before)]
         [speed] = compare_speeds([(sides[0], sides[1])], SPEED_MARGIN, sequential=False, family=1)
         if speed.ratio is not None and speed.interval is not None and speed.p < level:
@@ -123,12 +123,12 @@ def _cell_run(run: Sequence[TrialFacts], changes: Sequence[str]) -> CellRun:
     return CellRun(run[0].started_at, failures, counted, rate, step_ms, tuple(changes))
 
 
-#: Of the picture, in pixels: a panel, and the space around its axes.
+#: Size of a panel, and space around its axes, in pixels.
 _WIDTH, _HEIGHT, _MARGIN = 360, 130, 44
 
 
 def picture(cells: dict[CellKey, list[CellRun]]) -> str:
-    """An SVG: a row for each cell, its failure rates on the left and its step times on the right; changes are red."""
+    """Draw an SVG: one row per cell, failure rates on the left, step times on the right; changes are red."""
     height = 20 + len(cells) * _HEIGHT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * _WIDTH} {height}" font-family="sans-serif" '
@@ -149,14 +149,14 @@ def _panel(
     name: str,
     changes: tuple[str, ...],
 ) -> Iterator[str]:
-    """``changes``: how those begin that are changes of what it shows."""
-    shown = [(number, run, each) for number, (run, each) in enumerate(points) if each is not None]
-    if not shown:
+    """``changes``: first words of changes of this panel's value."""
+    drawn = [(number, run, each) for number, (run, each) in enumerate(points) if each is not None]
+    if not drawn:
         return
     lowest, highest, is_share = 0.0, 1.0, name != "ms"
     if not is_share:  # a change of a tenth has to be seen
-        lowest = 0.95 * min(each[1].low for _, _, each in shown)
-        highest = 1.05 * max(min(each[1].high, 2 * each[0]) for _, _, each in shown)
+        lowest = 0.95 * min(each[1].low for _, _, each in drawn)
+        highest = 1.05 * max(min(each[1].high, 2 * each[0]) for _, _, each in drawn)
     inner, bottom = _WIDTH - 2 * _MARGIN, top + _HEIGHT - _MARGIN
 
     def x(number: int) -> float:
@@ -170,9 +170,9 @@ def _panel(
     for value in (lowest, highest):
         text = f"{value:.0%}" if is_share else f"{value:.3g}"
         yield f'<text x="{left + _MARGIN - 4}" y="{y(value) + 4}" text-anchor="end">{text}</text>'
-    line = " ".join(f"{x(number):.1f},{y(each[0]):.1f}" for number, _, each in shown)
+    line = " ".join(f"{x(number):.1f},{y(each[0]):.1f}" for number, _, each in drawn)
     yield f'<polyline points="{line}" fill="none" stroke="#6a8"/>'
-    for number, run, (value, interval) in shown:
+    for number, run, (value, interval) in drawn:
         color = "#c22" if any(each.startswith(changes) for each in run.changes) else "#264"
         yield f'<path d="M{x(number):.1f} {y(interval.low):.1f}V{y(interval.high):.1f}" stroke="{color}"/>'
         title = html.escape("; ".join([run.began, *run.changes]))

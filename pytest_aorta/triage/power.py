@@ -1,4 +1,4 @@
-"""How many trials of each cell show a cure: a cell that never fails, beside a baseline that fails at a given rate."""
+"""How many trials of each cell show a cure: a cell that never fails, compared with a baseline of a given rate."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from pytest_aorta.triage.verdicts import Row
 
 POWER = 0.9
 
-#: A cell with this share of the baseline's rate leads, and has so many times the trials before it ends.
+#: A cell with at most this share of the baseline's rate leads, and gets so many times the trials before it ends.
 _LEADS, _MORE = 0.6, 4
 
-#: Larger numbers of trials are not said.
+#: Larger numbers of trials are not reported.
 _MOST = 2000
 
-#: Rates at which the tests that hold at any time are simulated, and how often.
+#: Sequential tests are simulated at these rates, so many times each.
 _SIMULATED, _RUNS = (0.2, 0.4, 0.6, 0.8, 1.0), 200
 
 
 def trials_needed(rate: float, comparisons: int = 1, *, sequential: bool = False, confirm: bool = False) -> int | None:
-    """Trials of each cell with which a cure of a fault of this ``rate`` is called ``fixes`` with a chance of 90 %.
+    """Trials of each cell that show a cure of a fault of this ``rate`` with a chance of 90 %.
 
-    ``comparisons`` share the level. ``sequential``: by the tests that hold at any time, by simulation of them;
-    ``confirm``: which fresh pairs have to confirm. ``None`` for more than 2,000.
+    ``comparisons`` share the level. ``sequential``: for tests that hold at any time, by simulation; ``confirm``: fresh
+    pairs have to confirm. ``None`` for more than 2,000.
     """
     if not 0 < rate <= 1:
         return None
     if not sequential:
         return _at_once(float(f"{rate:.2g}"), comparisons)
-    # So many failures are needed, about: hardly another number where they are rare.
+    # The number of failures needed hardly depends on the rate, so interpolate it.
     place = max(0.0, (rate - _SIMULATED[0]) / (_SIMULATED[1] - _SIMULATED[0]))
     low = min(int(place), len(_SIMULATED) - 2)
     ends = [each * _at_any_time(each, comparisons, confirm) for each in _SIMULATED[low : low + 1 + (place > low)]]
@@ -45,9 +45,9 @@ def trials_needed(rate: float, comparisons: int = 1, *, sequential: bool = False
 
 
 def smallest_fault(trials: int, comparisons: int = 1) -> float | None:
-    """The lowest failure rate, in thousandths, at which so many trials of each cell show a cure with a chance of 90 %.
+    """The lowest failure rate, in thousandths, at which trials of each cell show a cure with a chance of 90 %.
 
-    Of tests at the end, as ``trials_needed``; ``None`` where no rate is high enough.
+    For one test at the end, the inverse of ``trials_needed``; ``None`` if no rate is high enough.
     """
     thousandths = 1 + bisect_left(range(1, 1001), True, key=lambda each: _is_shown(each / 1000, trials, comparisons))
     return None if thousandths > 1000 else thousandths / 1000
@@ -60,10 +60,10 @@ def _at_once(rate: float, comparisons: int) -> int | None:
 
 
 def _is_shown(rate: float, trials: int, comparisons: int) -> bool:
-    """Whether a cell without a failure is called ``fixes`` with a chance of 90 %, beside a baseline of this ``rate``.
+    """Whether a cell without a failure is called ``fixes`` with a chance of 90 %, with a baseline of this ``rate``.
 
-    By Fisher's exact test, which has a closed form here; the table's test finds a little more. And the bound on the
-    cell's rate has to be below half of the baseline's.
+    Uses Fisher's exact test, which has a closed form here; the table's test is a little more powerful. The bound on the
+    cell's rate also has to be below half of the baseline's.
     """
     needed, p = 0, 2.0
     while p * comparisons >= LEVEL:
@@ -83,7 +83,7 @@ def _at_any_time(rate: float, comparisons: int, confirm: bool) -> int:
     from pytest_aorta.triage.sequential import PairedEProcess, rate_upper_bound_sequential
 
     process, generator = PairedEProcess([0.0]), np.random.default_rng(0)
-    # The limits of ``SequentialTest`` with Holm's correction, and of ``is_confirmed``.
+    # Limits of ``SequentialTest`` with Holm's correction, then of ``is_confirmed``.
     limits = np.array([log(2 * comparisons / LEVEL), *([log(1 / LEVEL)] if confirm else [])])
     stage, total = np.zeros(_RUNS, dtype=int), np.zeros(_RUNS)
     pairs, failures, capital = np.zeros(_RUNS, dtype=np.int64), np.zeros(_RUNS, dtype=np.int64), np.zeros(_RUNS)
@@ -104,20 +104,20 @@ def _at_any_time(rate: float, comparisons: int, confirm: bool) -> int:
 
 
 def rate_seen(cells: Iterable[CellStatistics], base: CellStatistics) -> float:
-    """Of the baseline; where that has not failed, the highest of the cells beside it."""
+    """The baseline's failure rate; if it has not failed, the highest of the other cells."""
     return base.rate or max((cell.rate or 0.0 for cell in cells), default=0.0)
 
 
 def power_spent(
     cells: Mapping[CellKey, CellStatistics], key: CellKey, baseline: CellKey, family: int, settings: TriageSettings
 ) -> str:
-    """Why an undecided cell needs no more trials: it has those that show a cure in 90 %; empty where it has not."""
+    """Why an undecided cell needs no more trials: a cure would have shown in 90 %; empty if it needs more."""
     cell, base = cells[key], cells[baseline]
     rate = rate_seen(cells.values(), base)
     if not rate or min(cell.counted, base.counted) < ENOUGH:
         return ""
     needed = trials_needed(rate, family, sequential=True, confirm=settings.confirm)
-    # A leader, which fails clearly less, may be no cure but worth more trials.
+    # A cell that fails clearly less is worth more trials, even if it is no cure.
     is_leading = bool(base.failures) and (cell.rate or 0.0) <= _LEADS * (base.rate or 0.0)
     if needed is None or min(cell.counted, base.counted) < needed * (_MORE if is_leading else 1):
         return ""
@@ -127,10 +127,9 @@ def power_spent(
 def power_sentence(
     undecided: Sequence[Row], rows: Sequence[Row], base: CellStatistics, settings: TriageSettings
 ) -> str:
-    """What the trials of the ``undecided`` ones among ``rows`` can show at the rate seen.
+    """What trials of the ``undecided`` rows can show: ``At 30%, 25 trials of each cell show a cure in 90%.``
 
-    ``At 30%, 25 trials of each cell show a cure in 90%.`` Empty where more trials would not decide either, where few
-    were seen, and while trials run.
+    Empty if more trials would not decide, if there are too few to know the rate, and while trials run.
     """
     first = undecided[0]
     fewest = min(base.counted, *(row.cell.counted for row in undecided))

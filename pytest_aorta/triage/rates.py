@@ -1,8 +1,8 @@
-"""Statistics of trials that were set before: rates with their intervals, p values, how many more trials.
+"""Statistics for a number of trials that was set before: rates with intervals, p values, guesses of more trials.
 
-A *rate* is always that of failures; a *difference* is the cell's rate less the baseline's, so that a negative one is an
-improvement. The short formulas are written out: importing ``scipy.stats`` or ``statsmodels`` takes a second, at the end
-of every run that prints a table. The tests compare them with both.
+A *rate* is always a rate of failures; a *difference* is the cell's rate minus the baseline's, so a negative one is an
+improvement. The short formulas are written out, because importing ``scipy.stats`` or ``statsmodels`` would cost a
+second at the end of every run. The tests compare them with both.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
     Numbers = np.ndarray[Any, np.dtype[Any]]
 
-#: Beyond so many on a side, the tables of Boschloo's test take more than a tenth of a second and 10 MB.
+#: With more trials on a side, the tables of Boschloo's test take more than a tenth of a second and 10 MB.
 _MOST_TRIALS_OF_BOSCHLOO = 1000
 
-#: Common rates among which Boschloo's test looks for the least favourable one, evenly spaced in the arc sine of their
-#: square root, where binomial distributions are equally wide; then as many around the best.
+#: Boschloo's test looks for the least favourable common rate among so many, then among as many around the best. They
+#: are evenly spaced in the arc sine of their square root, where binomial distributions are equally wide.
 _RATES = 256
 
-#: Chance of an error, and with which chance a decision is made, of forecasts.
+#: Forecasts: level of the tests, and the chance with which they have to decide.
 _ALPHA, _POWER = 0.05, 0.8
 
-#: Of intervals of a ratio: what is said of it comes on top of what is said of the difference.
+#: Level of intervals of a ratio, which are asked besides the test of the difference.
 RATIO_LEVEL = 0.99
 
-#: More trials than these are no useful guess.
+#: A guess of more trials than this is not useful.
 MOST_MORE = 500
 
-#: Numbers of more trials that are said, and draws of what may come of them.
+#: Possible guesses of more trials, and the number of draws for each.
 _STEPS = (2, 4, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120, 150, 200, 250, 300, 400, MOST_MORE)
 _DRAWS = 500
 
-#: Odds, before any trial, that both rates are equal, in one comparison. From the second number on, the probability that
-#: they are, or are not, is one to reckon with, and has to lead to a decision with a chance of the third.
+#: Prior odds that both rates are equal, in one comparison. A hypothesis (equal, or not) with at least the second
+#: probability has to be decided with at least the third.
 _EQUAL, _PLAUSIBLE, _POWER_OF_EACH = 0.5, 0.15, 0.7
 
-#: By how much limits of a ratio that hold at any time are wider than those of a normal distribution.
+#: Limits of a ratio that hold at any time are wider than normal ones by this factor.
 _RATIO_WIDTH = 1.2
 
 _NORMAL = NormalDist()
@@ -57,7 +57,7 @@ Counts = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Interval:
-    """A range of plausible values, both ends included."""
+    """A range of plausible values with both ends."""
 
     low: float
     high: float
@@ -67,14 +67,14 @@ class Interval:
 
 
 def wilson(failures: float, trials: float, level: float = 0.95) -> Interval:
-    """The score interval of a rate (Wilson 1927; without continuity correction); all of 0 to 1 without a trial."""
+    """The score interval of a rate (Wilson 1927, no continuity correction); 0 to 1 without a trial."""
     if trials == 0:
         return Interval(0.0, 1.0)
     z = _NORMAL.inv_cdf((1 + level) / 2)
     rate = failures / trials
     middle = (failures + z * z / 2) / (trials + z * z)
     half = z * sqrt(trials * rate * (1 - rate) + z * z / 4) / (trials + z * z)
-    # Rounding must neither leave the range of a rate nor put the estimate outside of its own interval.
+    # Rounding must not leave 0 to 1, nor exclude the estimate.
     return Interval(max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half)))
 
 
@@ -88,9 +88,9 @@ class Estimate:
 
 
 def arms(tables: Sequence[tuple[float, float, float, float]], level: float = 0.95) -> tuple[Estimate, Estimate]:
-    """The rates of a cell and of its baseline, over strata: the mean of those of each, with common weights.
+    """The rates of a cell and of its baseline: means over strata with common weights.
 
-    The weights are those of Cochran, Mantel & Haenszel; the ends are recovered from the Wilson intervals of the strata
+    The weights are by Cochran, Mantel & Haenszel; the ends are recovered from the Wilson intervals of the strata
     (Zou & Donner 2008, "Construction of confidence limits about effect measures: a general approach"). With one
     stratum, these are the rate and its Wilson interval.
     """
@@ -98,7 +98,7 @@ def arms(tables: Sequence[tuple[float, float, float, float]], level: float = 0.9
     total = sum(weights)
     if not total:
         return Estimate(0.5, -0.5, 1.5), Estimate(0.5, -0.5, 1.5)
-    found = []
+    estimates = []
     for side in (0, 2):
         rate = below = above = 0.0
         for table, weight in zip(tables, weights, strict=True):
@@ -108,12 +108,12 @@ def arms(tables: Sequence[tuple[float, float, float, float]], level: float = 0.9
                 rate += share * own
                 below += (share * (own - interval.low)) ** 2
                 above += (share * (interval.high - own)) ** 2
-        found.append(Estimate(rate, rate - sqrt(below), rate + sqrt(above)))
-    return found[0], found[1]
+        estimates.append(Estimate(rate, rate - sqrt(below), rate + sqrt(above)))
+    return estimates[0], estimates[1]
 
 
 def difference_interval(cell: Estimate, base: Estimate) -> Interval:
-    """The interval of the cell's rate less the baseline's; all of -1 to 1 without a trial on either side.
+    """The interval of the difference of both rates; -1 to 1 without a trial on either side.
 
     Newcombe 1998, "Interval estimation for the difference between independent proportions", method 10: the
     square-and-add of two Wilson intervals.
@@ -126,10 +126,10 @@ def difference_interval(cell: Estimate, base: Estimate) -> Interval:
 
 
 def ratio_interval(cell: Estimate, base: Estimate) -> Interval:
-    """The interval of the cell's rate divided by the baseline's, from 0 to infinity where nothing is known.
+    """The interval of the cell's rate divided by the baseline's; 0 to infinity if nothing is known.
 
     Donner & Zou 2012, "Closed-form confidence intervals for functions of the normal mean and standard deviation": the
-    ratios for which the interval of (cell - ratio * baseline) holds 0.
+    ratios for which the interval of (cell - ratio * baseline) contains 0.
     """
     product = cell.rate * base.rate
 
@@ -145,12 +145,12 @@ def ratio_interval(cell: Estimate, base: Estimate) -> Interval:
 def difference_p(failures: int, trials: int, base_failures: int, base_trials: int) -> float:
     """The two-sided p value of "both rates are equal"; 1 without a trial on either side.
 
-    Boschloo's exact test (1970), never weaker than Fisher's: twice the smaller of the two one-sided p values. With more
-    than 1,000 trials on a side Fisher's.
+    Boschloo's exact test (1970), never weaker than Fisher's: twice the smaller one-sided p value. Fisher's test with
+    more than 1,000 trials on a side.
     """
     if trials == 0 or base_trials == 0 or failures * base_trials == base_failures * trials:
         return 1.0
-    # In one order, so that exchanging cell and baseline gives the same number to the last digit.
+    # Sorted, so that exchanging cell and baseline gives the same number to the last digit.
     return _equal_rates_p(*sorted([(failures, trials), (base_failures, base_trials)]))
 
 
@@ -169,16 +169,15 @@ def _equal_rates_p(one: tuple[int, int], other: tuple[int, int]) -> float:
 def _boschloo_less(failures: int, trials: int, other_failures: int, other_trials: int) -> float:
     """The p value of "the first rate is not lower than the other".
 
-    Boschloo 1970: the chance of a table whose one-sided p value in Fisher's test is as small as the observed one, at
-    the common rate at which that chance is largest. As ``scipy.stats.boschloo_exact``, but what depends on the numbers
-    of trials alone is kept: the cells of a table mostly have equally many, and at 200 trials SciPy takes a tenth of a
-    second for each.
+    Boschloo 1970: the chance of a table whose one-sided Fisher p value is as small as the observed one, at the common
+    rate that makes this chance largest. As ``scipy.stats.boschloo_exact``, but parts that depend only on the numbers of
+    trials are cached: most cells of a table have equally many, and at 200 trials SciPy takes a tenth of a second.
     """
     import numpy as np
 
     angles, distributions, fisher = _tables(trials, other_trials)
-    # Fisher's p value falls as the other side fails more often: how many failures of the other side make a table
-    # extreme, for each number of failures of this side. Equal values must not be told apart by rounding.
+    # Fisher's p value falls as the other side fails more often. For each number of failures of this side, count how
+    # many failures of the other side make a table extreme. Rounding must not tell equal values apart.
     needed = (fisher > fisher[failures, other_failures] * (1 + 1e-9)).sum(axis=1)
 
     def chances(first: Numbers, other_at_least: Numbers) -> Numbers:
@@ -196,7 +195,7 @@ def _tables(trials: int, other_trials: int) -> tuple[Numbers, tuple[Numbers, Num
     angles = np.linspace(0, np.pi / 2, _RATES + 2)[1:-1]
     first, other = np.arange(trials + 1)[:, None], np.arange(other_trials + 1)[None, :]
     ways = _log_ways(trials)[first] + _log_ways(other_trials)[other]
-    # Tables with the same number of failures in all, one below the other; then summed from the fewest of the first.
+    # One column per total number of failures; then sums from the fewest failures of the first side.
     by_total = np.zeros((trials + 1, trials + other_trials + 1))
     by_total[first, first + other] = np.exp(ways - _log_ways(trials + other_trials)[first + other])
     fisher = np.cumsum(by_total, axis=0)[first, first + other]
@@ -204,7 +203,7 @@ def _tables(trials: int, other_trials: int) -> tuple[Numbers, tuple[Numbers, Num
 
 
 def _distributions(trials: int, other_trials: int, angles: Numbers) -> tuple[Numbers, Numbers]:
-    """Of each rate, the chance of each number of failures, and of at least so many of the other side."""
+    """Per rate: the chance of each number of failures of the first side, and of at least so many of the other."""
     import numpy as np
 
     rates = np.sin(angles)[:, None] ** 2
@@ -219,7 +218,7 @@ def _distributions(trials: int, other_trials: int, angles: Numbers) -> tuple[Num
 
 
 def _log_ways(trials: int) -> Numbers:
-    """Of each number of failures, the logarithm of in how many ways so many of the trials can be those that fail."""
+    """The logarithm of the binomial coefficient, for each number of failures."""
     import numpy as np
 
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
@@ -230,22 +229,22 @@ def conditional_p(tables: Sequence[Counts]) -> float:
     """The two-sided mid-p value of "within each stratum both rates are equal"; strata may have different rates.
 
     The exact conditional counterpart of the test of Cochran, Mantel & Haenszel (Birch 1964): given the failures and the
-    trials of each stratum, such as a host or a round, the cell's failures are a sum of hypergeometric numbers. Of pairs
-    it is McNemar's test. Twice the smaller tail, with half the chance of what was seen (Lancaster 1961; Fagerland,
-    Lydersen & Laake 2013, "The McNemar test for binary matched-pairs data: mid-p and asymptotic are better than exact
-    conditional").
+    trials of each stratum, such as a host or a round, the cell's failures are a sum of hypergeometric numbers. For
+    pairs this is McNemar's test. Twice the smaller tail, with half the chance of the observed table (Lancaster 1961;
+    Fagerland, Lydersen & Laake 2013, "The McNemar test for binary matched-pairs data: mid-p and asymptotic are better
+    than exact conditional").
     """
     lower, upper, seen = _tails(tables)
     return min(1.0, 2 * min(lower, upper) - seen)
 
 
 def stratified_tails(tables: Sequence[Counts]) -> tuple[float, float]:
-    """The two exact one-sided p values of the same: of at most, and at least, as many failures of the cell."""
+    """The two exact one-sided p values of ``conditional_p``: at most, and at least, as many failures of the cell."""
     return _tails(tables)[:2]
 
 
 def least_p(tables: Sequence[Counts]) -> float:
-    """The smallest p value that the strata can have, however their failures are divided between both sides."""
+    """The smallest p value that any division of the failures between both sides can have."""
     divided = []
     for failures, trials, base_failures, base_trials in tables:
         failed = failures + base_failures
@@ -255,14 +254,14 @@ def least_p(tables: Sequence[Counts]) -> float:
 
 
 def _tails(tables: Sequence[Counts]) -> tuple[float, float, float]:
-    """Chances of at most, at least, and just as many failures of the cell."""
+    """Chances of at most, at least, and exactly as many failures of the cell."""
     import numpy as np
 
     chances, least = np.ones(1), 0
     for failures, trials, base_failures, base_trials in tables:
         failed = failures + base_failures
         least += max(0, failed - base_trials)
-        if 0 < failed < trials + base_trials and trials and base_trials:  # else it says nothing
+        if 0 < failed < trials + base_trials and trials and base_trials:  # other strata carry no information
             chances = np.convolve(chances, _hypergeometric(failed, trials, base_trials))
     seen = sum(table[0] for table in tables) - least
     return min(1.0, float(chances[: seen + 1].sum())), min(1.0, float(chances[seen:].sum())), float(chances[seen])
@@ -270,7 +269,7 @@ def _tails(tables: Sequence[Counts]) -> tuple[float, float, float]:
 
 @lru_cache(maxsize=4096)
 def _hypergeometric(failed: int, trials: int, base_trials: int) -> Numbers:
-    """The chance of each number of failures of the cell, the least possible first, given those of both sides."""
+    """The chance of each possible number of failures of the cell, ascending, given the total ``failed``."""
     import numpy as np
 
     possible = range(max(0, failed - base_trials), min(failed, trials) + 1)
@@ -278,19 +277,24 @@ def _hypergeometric(failed: int, trials: int, base_trials: int) -> Numbers:
     return np.array([comb(trials, k) * comb(base_trials, failed - k) / every for k in possible])
 
 
-def rate_below(trials: int) -> float:
-    """The largest rate that is plausible after so many trials without a failure (Clopper & Pearson 1934, one-sided).
+def p_text(p: float) -> str:
+    """``p = 0.023``, ``p < 0.0001``."""
+    return "p < 0.0001" if p < 0.0001 else f"p = {p:.2g}"
 
-    About 3 / trials at 95 % ("rule of three").
+
+def rate_below(trials: int) -> float:
+    """Upper 95 % bound on the rate after trials without a failure (Clopper & Pearson 1934, one-sided).
+
+    About 3 / trials ("rule of three").
     """
     return float(1 - _ALPHA ** (1 / trials)) if trials else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The adjusted p values, in the order given: each may be compared with the level of the whole family.
+    """Adjust p values so that each may be compared with the level of the whole family; in the order given.
 
-    Holm 1979, "A simple sequentially rejective multiple test procedure". Valid whatever the dependence of the
-    comparisons, such as a baseline that all of them share.
+    Holm 1979, "A simple sequentially rejective multiple test procedure". Valid for any dependence, such as a baseline
+    that all comparisons share.
     """
     adjusted = [0.0] * len(p_values)
     largest = 0.0
@@ -309,14 +313,14 @@ def more_trials(
     margin: Margin = MARGIN,
     comparisons: int = 1,
 ) -> int | None:
-    """About how many more trials of this cell, and of its baseline, decide with a chance of 80 %.
+    """Guess how many more trials of this cell, and of its baseline, decide with a chance of 80 %.
 
-    ``None`` where even 500 do not: then nothing is said, as observed rates are no promise. What is still possible is
-    drawn (the predictive distribution): with the weight that the trials give it, both rates are equal, else each has a
-    distribution of its own (Jeffreys's prior; before any trial, the odds of equal rates are 1 to 2, times the number of
-    ``comparisons``, which share the level). Each of both that has a weight of 15 % has to be decided with a chance of
-    70 %, as a mean over both may be right in one of them only. Further trials are judged as by tests that hold at any
-    time, as they are a second look: their limits are about sqrt(2 log(2 / level) + log(trials)) standard errors wide.
+    ``None`` if 500 are not enough. Further results are drawn from their predictive distribution: either both rates are
+    equal, weighted by the trials so far, or each has a distribution of its own (Jeffreys's prior; the prior odds of
+    equal rates are 1 to 2, times the number of ``comparisons``, which share the level). Each hypothesis that has a
+    weight of 15 % has to be decided with a chance of 70 %, because a mean over both may hide that one is never decided.
+    Further trials are judged by tests that hold at any time, since they are a second look: the limits are about
+    sqrt(2 log(2 / level) + log(trials)) standard errors wide.
     """
     import numpy as np
 
@@ -343,19 +347,19 @@ def more_trials(
             chance += share * decided
         return chance >= _POWER
 
-    # The most are asked first: mostly even they do not decide.
+    # Ask for the largest number first: usually not even it decides.
     return _STEPS[bisect_left(_STEPS, True, key=is_enough)] if is_enough(_STEPS[-1]) else None
 
 
 def _log_chance(failures: int, trials: int) -> float:
-    """Of a series of trials, if any rate is possible (Jeffreys's prior)."""
+    """Log chance of a series of trials with Jeffreys's prior for the rate."""
     return lgamma(failures + 0.5) + lgamma(trials - failures + 0.5) - lgamma(trials + 1.0) - log(pi)
 
 
 def _are_decided(
     failures: Numbers, trials: float, base_failures: Numbers, base_trials: float, margin: Margin, comparisons: int
 ) -> Numbers:
-    """Whether there is a verdict, about: a difference, none within the margin, or that it is no cure."""
+    """Approximate whether there is a verdict: different, equal within the margin, or no cure."""
     import numpy as np
 
     rate, base = failures / trials, base_failures / base_trials
@@ -375,5 +379,5 @@ def _are_decided(
     if share < 1:
         is_within &= (low >= 1 - share) & (high <= 1 + share)
     is_different = np.abs(difference) > width(_ALPHA / comparisons) * pooled
-    found: Numbers = is_different | is_within | ((low > 0.5) & (difference <= 0))
-    return found
+    decided: Numbers = is_different | is_within | ((low > 0.5) & (difference <= 0))
+    return decided

@@ -1,4 +1,4 @@
-"""From a results directory, or a part of one, to the records in it and their table."""
+"""Read the records of a results directory, or of a part of one, and their table."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from pytest_aorta.workspace.paths import HISTORY, REPLAY
 
 MATRIX_JSON = "matrix.json"
 
-#: Ours, and those of AORTA's own runner.
+#: Names of trial files: ours, and AORTA's.
 _FILE = re.compile(r"trial_(?:d\d+_m\d+_t)?(\d+)\.json")
 
-#: Folders beside a trial file, with what the trial has left: another run of pytest-aorta, perhaps.
+#: Names of folders with a trial's artifacts, which may contain another run of pytest-aorta.
 _ARTIFACTS = re.compile(r"(trial_\d+)(?:\.repeat_\d+)?(?:\.(?:rank|node)_\d+)?")
 
 _TRIAL_ID = re.compile(r"_d(\d{1,9})_m(\d{1,9})_t\d+$")
 
-#: Characters of a wrong value that are shown.
+#: Characters of a wrong value in a message.
 _SHOWN = 100
 
-#: How many folders above a trial file the results directory is at most: workload or test, and cell.
+#: The results directory is at most so many folders above a trial file's: workload or test, and cell.
 _DEEPEST = 2
 
 
 @dataclass(frozen=True)
 class RecordedTrial:
-    """What a trial file holds. ``record`` is as it was written: a NaN is the text ``NaN``."""
+    """The content of a trial file. ``record`` is as written: a NaN is the text ``NaN``."""
 
     file: str
     record: Mapping[str, Any]
@@ -48,7 +48,7 @@ class RecordedTrial:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A file that has the name of a trial file, and is none: ``file`` relative to the results directory."""
+    """A file with the name of a trial file that cannot be read; ``file`` is relative to the results directory."""
 
     file: str
     reason: str
@@ -58,13 +58,13 @@ class Results:
     """The trial files in a results directory, in the folder of a workload or a cell, or one of them alone.
 
     Attributes:
-        folder: the results directory, as far as it can be found out; files are relative to it.
-        replays: how many records were passed over, because they are of replays: which trials are replayed is chosen by
-            how they ended. Those of a folder of replays that was asked for are read.
+        folder: the results directory, if it can be found; files are relative to it.
+        replays: number of skipped replays. Their choice depends on how trials ended, so they are read only if ``path``
+            is a folder of replays.
     """
 
     def __init__(self, path: Path, rules: Sequence[tuple[str, str]] | None = None) -> None:
-        if not os.path.exists(path):  # as Path.exists(), but that raises for names that cannot be
+        if not os.path.exists(path):  # Path.exists() raises for impossible names
             raise RequestError(f"{path}: there is no such file or folder; expected a results directory")
         self.path = path
         folder = path if path.is_dir() else path.parent
@@ -73,7 +73,7 @@ class Results:
         self._rules = rules
         self.unreadable: list[Unreadable] = []
         self.replays = 0
-        #: Of AORTA's cells, by workload and name.
+        #: Folders of AORTA's cells, by workload and name.
         self._folders: dict[tuple[str, str], Path] = {}
 
     def __iter__(self) -> Iterator[RecordedTrial]:
@@ -105,7 +105,7 @@ class Results:
                 yield RecordedTrial(file, record, facts)
 
     def _from_aorta(self, record: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """Cells of its matrix may differ in variables and options only: those are told apart by their folders."""
+        """Convert a record of AORTA; cells that differ only in variables or options are named after their folders."""
         converted = from_aorta(record)
         name = f"{converted['execution_env']['name']}-{'+'.join(converted['mitigations_applied'])}"
         folder = Path(path).parent.parent
@@ -116,7 +116,7 @@ class Results:
 
     @cached_property
     def rules(self) -> Sequence[tuple[str, str]]:
-        """The user's rules for signatures: as given, else those that the run had."""
+        """The user's rules for signatures: as given, else from the run's matrix."""
         if self._rules is not None:
             return self._rules
         try:
@@ -125,7 +125,7 @@ class Results:
             return ()
 
     def _files(self) -> Iterator[str]:
-        """All trial files below a folder; no links to folders are followed, which could lead in circles."""
+        """All trial files below a folder. Links to folders are not followed, as they may be circular."""
 
         def note(error: OSError) -> None:
             file = os.path.relpath(error.filename, self.folder)
@@ -133,18 +133,18 @@ class Results:
 
         for folder, folders, files in os.walk(self.path, onerror=note):
             numbers = sorted((int(match[1]), name) for name in files if (match := _FILE.fullmatch(name)))
-            # At the top of a results directory are folders of workloads, which may have any name.
+            # Folders of workloads, at the top, may have any name.
             has_artifacts = numbers or folder != str(self.path)
             passed_over = (HISTORY, *(name for name in folders if has_artifacts and _ARTIFACTS.fullmatch(name)))
             folders[:] = sorted(set(folders).difference(passed_over))
             yield from (os.path.join(folder, name) for _, name in numbers)
 
     def installed(self, digest: str) -> dict[str, str] | None:
-        """All distributions with this digest, name -> version; ``None`` where no list of them lies here."""
+        """Distributions with this digest, name to version; ``None`` if their list is not here."""
         return read_package_list(self.folder, digest)
 
     def nothing_found(self) -> RequestError:
-        """The error of a reader that has got no trial from here."""
+        """The error for a reader that has got no trial."""
         what = f"{self.path}: there are no trials"
         if self.unreadable:
             first = self.unreadable[0]
@@ -156,7 +156,7 @@ class Results:
 
 
 def recorded_rules(matrix: Any) -> tuple[tuple[str, str], ...]:
-    """The user's rules for signatures that a run had, from the content of its ``matrix.json``."""
+    """The user's rules for signatures in the content of a ``matrix.json``; empty if they are invalid."""
     try:
         rules = tuple((str(name), str(pattern)) for name, pattern in matrix["settings"]["signatures"])
         for _, pattern in rules:
@@ -175,13 +175,13 @@ def read_triage(path: Path, settings: TriageSettings | None = None) -> tuple[Tri
 
 
 def triage_in_order(facts: Iterable[TrialFacts], settings: TriageSettings | None = None) -> Triage:
-    """A triage of trials in any order, with its cells in the order of their plans, and those of tests behind them."""
+    """Triage trials given in any order; cells in the order of their plans, then cells of tests."""
     in_time = sorted(facts, key=lambda each: (each.started_at, each.file))
     workloads = {each.key.workload: number for number, each in reversed([*enumerate(in_time)]) if not each.key.test}
 
     def place_in_plan(facts: TrialFacts) -> tuple[float, ...]:
-        found = _TRIAL_ID.search(facts.trial_id)
-        numbers = (int(found[1]), int(found[2])) if found else (0, 0)
+        match = _TRIAL_ID.search(facts.trial_id)
+        numbers = (int(match[1]), int(match[2])) if match else (0, 0)
         return (inf,) if facts.key.test else (workloads[facts.key.workload], *numbers)
 
     triage = Triage(settings)
@@ -193,7 +193,7 @@ def triage_in_order(facts: Iterable[TrialFacts], settings: TriageSettings | None
 
 
 def _problem(record: Any) -> str | None:
-    """Why the content of a file is no record that this version reads."""
+    """Why this version cannot read a record; ``None`` if it can."""
     from pydantic import ValidationError
 
     from pytest_aorta.trials.result import TrialResult

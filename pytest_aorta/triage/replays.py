@@ -1,4 +1,4 @@
-"""Failed trials that were run again with collectors: how many failed again, and what the collectors found."""
+"""Failed trials that were run again with collectors: how many failed again, and the findings of collectors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _LEVEL = 0.05
 
 @dataclass(frozen=True)
 class ReplayedCell:
-    """The replays of a cell's failed trials, with the same seeds and with collectors.
+    """Replays of a cell's failed trials, with the same seeds and with collectors.
 
     Attributes:
-        failures, counted: of the replays that say anything; ``replays`` are all.
+        failures, counted: of the counted replays; ``replays`` is the number of all.
         first_failures, first_counted: of all first runs of the cell, without collectors.
-        p: of "collectors do not make failures rarer", two-sided, corrected for the number of cells (Holm). That more
-            fail than of all trials says nothing, as only failed trials are replayed: then 1.
-        other_ways: how many failed in another way than first, by that way.
-        collected, not_collected: what collectors have found, and what has kept them from it.
+        p: of "collectors do not make failures rarer", two-sided, corrected for the number of cells (Holm). Only failed
+            trials are replayed, so a higher rate says nothing: then p is 1.
+        other_ways: number of replays that failed in another way than first, by that way.
+        collected, not_collected: findings of collectors, and problems that prevented findings.
     """
 
     key: CellKey
@@ -43,7 +43,7 @@ class ReplayedCell:
 
     @property
     def warning(self) -> str:
-        """What collectors show of such trials may not be what makes the others fail."""
+        """Findings of collectors may not explain trials without collectors."""
         return (
             f"{self.key.workload} {self.key.cell}: collectors change the failure rate: {self.failures} of "
             f"{self.counted} replays of failed trials failed with them, {self.first_failures} of {self.first_counted} "
@@ -64,10 +64,10 @@ Replayed = tuple[TrialFacts, TrialFacts]
 
 
 def replayed_cells(replayed: Mapping[CellKey, Sequence[Replayed]], cells: Iterable[CellTrials]) -> list[ReplayedCell]:
-    """Of cells whose failed trials were run again.
+    """Judge the replays of each cell.
 
-    Where seeds decide, all replays would fail without collectors, too, and where they do not, as many as of all trials:
-    fewer than these are an effect either way.
+    If seeds decide, all replays would also fail without collectors; if they do not, as many as of all trials. So a
+    lower rate than of all trials is an effect of collectors in either case.
     """
     judged = []
     for trials in cells:

@@ -34,48 +34,48 @@ from pytest_aorta.triage.facts import OUTCOMES, CellKey, StepSummary, TrialFacts
 from pytest_aorta.triage.matrix import EarlierMatrix, escape_markdown, pipe_table
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.signatures import Signature
-from pytest_aorta.triage.starts import Found, Heat, sentences, with_replays
+from pytest_aorta.triage.starts import CollectorOutput, Heat, sentences, with_replays
 from pytest_aorta.triage.verdicts import check_baseline
 from pytest_aorta.trials.tracebacks import stacks_excerpt, without_callers, without_runner
 from pytest_aorta.workspace.atomic import write_text
 
-#: Longest name, and line of a heading.
+#: Longest one-line text, in characters.
 _LINE = 200
 
-#: Lines, and bytes, that are shown of the end of a log or a traceback; and of a message.
+#: Lines and bytes shown from the end of a log or a traceback; and of a message.
 TAIL_LINES, TAIL_BYTES = 40, 8_192
 _MESSAGE_LINES, _MESSAGE_BYTES = 12, 1_500
 
 _CUT = "\N{HORIZONTAL ELLIPSIS}"
 
-#: Bytes of all long texts of a page together, as HTML; where that is spent, trials have their headlines and files.
+#: Bytes of all long texts of a page, as HTML. When they are spent, trials only have headlines and files.
 BUDGET = 2_400_000
 
-#: What is shown in one place: entries of a failure, differences, links, names and warnings of the head, places.
+#: Limits: entries of a failure, differences, links, names and warnings of the head, places.
 _MOST_ENTRIES, _MOST_DIFFERENCES, _MOST_LINKS, _MOST_NAMES, _MOST_WARNINGS, _MOST_SHARES = 8, 15, 24, 6, 20, 16
 
-#: Ways to fail with a column of their own in the table of cells and signatures.
+#: Columns of the table of cells and signatures, one per way to fail.
 _MOST_COLUMNS = 8
 
-#: Ends of the scale of differences.
+#: Possible ends of the scale of differences.
 _REACHES = (0.05, 0.1, 0.2, 0.5, 1.0)
 
-#: Artifacts of which the end is shown, in this order, and how many further logs, of ranks; all are linked.
+#: Logs whose end is shown, in this order, and the number of further logs; all artifacts are linked.
 _LOGS = ("stacks", "stderr", "stdout")
 _MOST_LOGS = 6
 
-#: Rows of the table that is pasted; what tells one installation from another.
+#: For bug reports: rows of the table, and the facts that describe an installation.
 _MOST_ROWS = 3
 _VERSIONS = (GPUS, "NVIDIA driver", "AMD driver", "ROCm", "torch", "CUDA of torch", "NCCL", "RCCL", "Python", "kernel")
 
 
 def check_output(output: Path) -> None:
-    """Find out whether a report can be written to ``output``.
+    """Check that a report can be written to ``output``.
 
     Raises:
-        RequestError: its folder does not exist, or cannot be written; it is a folder.
+        RequestError: its folder does not exist or is not writable; it is a folder.
     """
-    if os.path.isdir(output):  # which has no error for paths that cannot be
+    if os.path.isdir(output):  # Path.is_dir raises for impossible paths
         raise RequestError(f"{output} is a folder; expected the path of an HTML file")
     if not os.path.isdir(output.parent):
         raise RequestError(f"the folder {output.parent} does not exist; expected the path of an HTML file in one")
@@ -86,10 +86,9 @@ def check_output(output: Path) -> None:
 def write_report(
     results: Path, output: Path, settings: TriageSettings | None = None, *, baseline: str | None = None
 ) -> None:
-    """Write one HTML file that needs nothing else; it is complete, or as it was before.
+    """Write one self-contained HTML file, atomically.
 
-    ``settings`` are by default those of the last run, which its ``matrix.json`` has; ``baseline`` takes the place of
-    theirs, which may be a cell that has no trial yet.
+    ``settings``: by default those of the last run, from its ``matrix.json``. ``baseline``: in place of the settings'.
 
     Raises:
         RequestError: there are no trials; the baseline is no cell; the file cannot be written.
@@ -104,7 +103,7 @@ def write_report(
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        # Whatever comes from a record does nothing but be seen. Markup is ours.
+        # Texts of records are escaped; markup is ours.
         finalize=lambda value: visible_text(value) if type(value) is str else value,
     )
     for name in ("difference_with_interval", "p_value", "step_ms", "counted", "verdict_note"):
@@ -118,24 +117,24 @@ def write_report(
 
 
 def _sort_value(value: Any) -> Any:
-    """What rows are sorted by; empty for those that come last."""
+    """The value that rows are sorted by; empty values come last."""
     value = value.median_ms if isinstance(value, StepSummary) else value
     return value if isinstance(value, int | float) else ""
 
 
-# Texts that others have written: what is not to be seen is shown as such, and length is bounded.
+# Texts written by others: invisible characters are shown as such, and the length is limited.
 
 
 def visible_text(text: str) -> str:
-    """A text of several lines that shows what is in it, and does nothing."""
+    """Make all characters of a text visible and harmless; keeps lines."""
     text = ESCAPES.sub("", text)
-    if "\r" in text:  # a progress bar, of which a terminal shows the last state
+    if "\r" in text:  # keep the last state of a progress bar, as a terminal does
         text = re.sub(r"[^\n]*\r(?=[^\n\r])", "", text.replace("\r\n", "\n")).replace("\r", "")
     return printable(text)
 
 
 def one_line(text: str, longest: int = _LINE) -> str:
-    """A text without line breaks, cut in the middle where it is too long: names differ at their ends."""
+    """Put a text on one line; a long one is cut in the middle, because names differ at their ends."""
     line = " ".join(visible_text(text[: 20 * longest]).split())
     if len(line) <= longest:
         return line
@@ -143,7 +142,7 @@ def one_line(text: str, longest: int = _LINE) -> str:
 
 
 def bounded(text: str, most_lines: int = TAIL_LINES, most_bytes: int = TAIL_BYTES) -> str:
-    """The end of a text, with a first line that says how much is left out."""
+    """Keep the end of a text; a first line says how much is left out."""
     lines = visible_text(text).rstrip().split("\n")
     kept = "\n".join(lines[-most_lines:]).encode()[-most_bytes:].decode(errors="ignore")
     cut = len("\n".join(lines)) - len(kept)
@@ -151,8 +150,8 @@ def bounded(text: str, most_lines: int = TAIL_LINES, most_bytes: int = TAIL_BYTE
 
 
 def log_tail(path: Path) -> str:
-    """The last lines of a log; empty where there are none."""
-    if not os.path.isfile(path):  # to open a pipe would wait for its writer
+    """The last lines of a log; empty if it does not exist."""
+    if not os.path.isfile(path):  # opening a pipe would wait for its writer
         return ""
     if path.name.endswith("stacks.log"):
         return visible_text("\n".join(stacks_excerpt(path)))
@@ -164,11 +163,11 @@ def log_tail(path: Path) -> str:
 
 
 def inside(folder: Path, relative: str) -> Path | None:
-    """The path of a file below ``folder``; ``None`` for one that leads out of it: records may come from elsewhere."""
+    """The path of a file below ``folder``; ``None`` if it leads out of it, as records may come from others."""
     try:
         path = (folder / relative).resolve()
         return path if path.is_relative_to(folder.resolve()) else None
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, a circle of links
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL, a circle of links
         return None
 
 
@@ -181,17 +180,17 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _anchor(facts: TrialFacts) -> str:
-    """Id of the row of a trial: readable, and valid in a fragment as it stands."""
+    """Id of a trial's row: readable, and valid in a fragment."""
     return quote(str(PurePosixPath(facts.file).with_suffix("")), safe="/@+.~-_", errors="replace")
 
 
 def _failed_trial(record: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """What is shown of a trial that is not ok: how it ended, with what it was started, and what it has left."""
+    """Details of a trial that is not ok: its end, its settings, its texts and files."""
     failure, request = record.get("failure") or {}, record.get("request") or {}
     kind, message = failure.get("type") or failure.get("signal") or "", failure.get("message") or ""
     text = message if not kind or kind in message else f"{kind}: {message}"
     headline = one_line(text.strip().partition("\n")[0])
-    shown = bounded(text, _MESSAGE_LINES, _MESSAGE_BYTES)
+    message = bounded(text, _MESSAGE_LINES, _MESSAGE_BYTES)
     where, status = "", record["exit_status"].replace("_", " ")
     if failure:
         rank = f", rank {failure['rank']}" if failure.get("rank") is not None else ""
@@ -211,16 +210,16 @@ def _failed_trial(record: Mapping[str, Any], file: str) -> dict[str, Any]:
     details += _more(len(ranks) - _MOST_ENTRIES, "{} more ranks in the trial file")
     overlay = sorted((request.get("overlay") or {}).items())  # secrets have no values in records
     texts = {
-        "message": "" if shown == headline else shown,
+        "message": "" if message == headline else message,
         "details": "\n".join(one_line(text, 400) for text in details),
         "variables that were set": "\n".join(one_line(f"{name}={value}", 1_000) for name, value in overlay),
         "traceback": bounded("\n".join(without_callers((failure.get("traceback") or "").rstrip().splitlines()))),
     }
     folder, files = PurePosixPath(file).parent, dict(record.get("artifacts") or {})
-    for name, found in (record.get("collected") or {}).items():
-        said = [text for text in (found["sentence"], *found["problems"]) if text]
+    for name, finding in (record.get("collected") or {}).items():
+        said = [text for text in (finding["sentence"], *finding["problems"]) if text]
         texts[f"what {one_line(name)} found"] = bounded("\n".join(said))
-        files |= {path: path for path in found["artifacts"][:_MOST_ENTRIES]}
+        files |= {path: path for path in finding["artifacts"][:_MOST_ENTRIES]}
     return {
         "ended": where if where.startswith(status) else f"{status}: {where}".removesuffix(": "),
         "headline": headline or where,
@@ -232,24 +231,24 @@ def _failed_trial(record: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 def label_cells(keys: Iterable[CellKey]) -> dict[CellKey, str]:
-    """Names of cells: with what differs between them, and no more; each is unique."""
+    """Give each cell a unique name, from the parts that differ between cells."""
     keys = list(keys)
     names = [name for name in ("test", "workload", "options") if len({getattr(key, name) for key in keys}) > 1]
-    found: dict[CellKey, str] = {}
+    labels: dict[CellKey, str] = {}
     times: Counter[str] = Counter()
     for key in keys:
         parts = [getattr(key, name) for name in ("test", "workload", "cell", "options") if name in (*names, "cell")]
         label = one_line(" ".join(filter(None, parts))) or "(no name)"
         times[label] += 1
-        found[key] = label if times[label] == 1 else f"{label} #{times[label]}"
-    return found
+        labels[key] = label if times[label] == 1 else f"{label} #{times[label]}"
+    return labels
 
 
 class Report:
-    """The trials of a results directory, collected record by record, so that thousands need not be held.
+    """The content of a report, read record by record, so that thousands need not be in memory.
 
     Raises:
-        RequestError: there is nothing at ``path``, or no trial, or no such baseline.
+        RequestError: ``path`` does not exist or has no trial; there is no such baseline.
     """
 
     def __init__(self, path: Path, settings: TriageSettings | None = None, baseline: str | None = None) -> None:
@@ -258,15 +257,15 @@ class Report:
         results = Results(path)
         self.folder = results.folder
         trials: list[TrialFacts] = []
-        #: What is shown of those that are not ok, by file.
+        #: Details of trials that are not ok, by file.
         self.failed: dict[str, dict[str, Any]] = {}
         self.environments: dict[CellKey, Environments] = {}
         self.hosts: Counter[str] = Counter()
         self.commands: Counter[str] = Counter()
-        self.found = Found()
+        self.collected = CollectorOutput()
         for trial in results:
             facts, record = trial.facts, trial.record
-            self.found.add(trial, self.folder)
+            self.collected.add(trial, self.folder)
             trials.append(facts)
             self.environments.setdefault(facts.key, Environments(results.installed)).add(record)
             self.hosts[one_line(str(record.get("host") or "an unknown host"))] += 1
@@ -278,7 +277,7 @@ class Report:
                 self.failed[trial.file] = _failed_trial(record, trial.file)
         if not trials:
             raise results.nothing_found()
-        self.found.add_replays(self.folder)
+        self.collected.add_replays(self.folder)
         self.triage = triage_in_order(trials, settings)
         if baseline is not None:
             check_baseline(baseline, [(cell.key.cell, cell.mitigations) for cell in self.triage.cells], "--baseline")
@@ -294,7 +293,7 @@ class Report:
         self.trials = sorted(trials, key=lambda facts: (facts.started_at, facts.index, facts.file))
         self.table = with_replays(self.triage.table(), self.triage, self.folder)
         self.labels = label_cells(row.cell.key for row in self.table.rows)
-        #: Equal for equal signatures, in other reports as well.
+        #: Ids of signatures, equal in all reports.
         self.ids = {
             facts.signature: f"s{hashlib.sha256(repr(facts.signature).encode(errors='replace')).hexdigest()[:8]}"
             for facts in self.trials
@@ -302,7 +301,7 @@ class Report:
         }
 
     def page(self, output: Path) -> dict[str, Any]:
-        """What the templates show."""
+        """The values for the templates."""
         rows, labels = self.table.rows, self.labels
         absolute, here = Path(os.path.abspath(self.folder)), Path.cwd()
         typed = str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
@@ -313,7 +312,7 @@ class Report:
         by_cell: dict[CellKey, list[tuple[float, TrialFacts]]] = {key: [] for key in labels}
         for order, facts in enumerate(self.trials, 1):
             by_cell[facts.key].append((order / len(self.trials), facts))
-        # The steps of different workloads have nothing in common.
+        # One chart per workload: steps of different workloads are not comparable.
         groups: dict[tuple[str, str], list[tuple[str, list[TrialFacts]]]] = {}
         for key, trials in by_cell.items():
             groups.setdefault((key.test, key.workload), []).append((labels[key], [facts for _, facts in trials]))
@@ -349,15 +348,14 @@ class Report:
         }
 
     def to_paste(self) -> str:
-        """For a bug report, in Markdown: what was found, the rows that show it, the command, the versions."""
-        shown = sorted(self.table.rows, key=lambda row: (row.comparison is not None, row.p))[:_MOST_ROWS]
-        found = [column for column in COLUMNS if "terminal" in column.formats and column.says_something(shown)]
-        kept = [column for column in found if column.title not in ("Workload", "Environment", "Cell")]
-        rows = [[self.labels[row.cell.key], *(column.text_of(row) for column in kept)] for row in shown]
+        """For a bug report, in Markdown: the conclusions, the clearest rows, the command, the versions."""
+        clearest = sorted(self.table.rows, key=lambda row: (row.comparison is not None, row.p))[:_MOST_ROWS]
+        kept = [column for column in COLUMNS if "terminal" in column.formats and column.says_something(clearest)]
+        rows = [[self.labels[row.cell.key], *(column.text_of(row) for column in kept)] for row in clearest]
         rules = ["---", *("---" if column.left else "---:" for column in kept)]
         parts = [f"**{escape_markdown(sentence)}**" for sentence in self._sentences()]
         parts.append(pipe_table(["Cell", *(column.title for column in kept)], rules, rows))
-        more = len(self.table.rows) - len(shown)
+        more = len(self.table.rows) - len(clearest)
         items = [f"and {counted(more, 'other cell')}"] if more else []
         ways = Counter(facts.signature.text for facts in self.trials if facts.signature is not None)
         items += [f"{number} x {one_line(text)}" for text, number in ways.most_common(_MOST_ROWS)]
@@ -374,52 +372,52 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Of the run: trials, host, when."""
+        """Trials, hosts and times of the run."""
         numbers = f"{counted(len(self.trials), 'trial')} in {counted(len(self.triage.cells), 'cell')}"
-        found = [("trials", numbers), ("host", _listed([name for name, _ in self.hosts.most_common()]))]
+        facts = [("trials", numbers), ("host", _listed([name for name, _ in self.hosts.most_common()]))]
         times = [facts.started_at for facts in self.trials if facts.started_at]
         if times:
             first, last = (one_line(time[:16].replace("T", " ")) for time in (times[0], times[-1]))
             end = last[11:] if last[:10] == first[:10] else last
-            found.append(("started", f"{first} UTC" if first == last else f"{first} to {end} UTC"))
-        return found
+            facts.append(("started", f"{first} UTC" if first == last else f"{first} to {end} UTC"))
+        return facts
 
     def _sentences(self) -> list[str]:
-        """What the table comes to; of cells that are not compared, how often they have failed."""
-        found, rows = conclusions(self.table), self.table.rows
+        """The conclusions of the table; without comparisons, the failure rates of cells."""
+        said, rows = conclusions(self.table), self.table.rows
         for row in () if any(row.comparison is not None for row in rows) else rows[:_MOST_NAMES]:
             cell, what = row.cell, "no trial says anything about the workload."
             if cell.counted:
                 numbers = f"{cell.failures} of {counted(cell.counted, 'trial')} failed"
                 rate = rate_with_interval(cell.rate, cell.rate_interval)
                 what = f"{numbers}, {rate}; there is nothing to compare with."
-            found.append(f"{self.labels[cell.key]}: {what}")
-        return [one_line(text, 600) for text in found]
+            said.append(f"{self.labels[cell.key]}: {what}")
+        return [one_line(text, 600) for text in said]
 
     def _warnings(self) -> list[str]:
-        """What concerns several cells, then slower steps, what their variables have not done, and what trials say."""
-        found = [*self.table.warnings]
+        """Warnings of the table, slower steps, variables without effect, and warnings of trials."""
+        warnings = [*self.table.warnings]
         for row in self.table.rows:
             if row.is_slower and row.speed is not None and row.verdict.kind != "slower":
                 label = self.labels[row.cell.key]
-                found.append(f"{label}: {row.speed.text}; a fault of timing can hide in slower steps")
-        found += dict.fromkeys(text for row in self.table.rows if row.effect for text in row.effect.sentences)
+                warnings.append(f"{label}: {row.speed.text}; a fault of timing can hide in slower steps")
+        warnings += dict.fromkeys(text for row in self.table.rows if row.effect for text in row.effect.sentences)
         for row in self.table.rows:
             for text, number in row.cell.tally("warnings").items():
-                found.append(f"{self.labels[row.cell.key]}: {text} ({counted(number, 'trial')})")
-        found += self.left_out
-        more = len(found) - _MOST_WARNINGS
-        return [one_line(text, 500) for text in found[:_MOST_WARNINGS]] + _more(more, counted(more, "more warning"))
+                warnings.append(f"{self.labels[row.cell.key]}: {text} ({counted(number, 'trial')})")
+        warnings += self.left_out
+        more = len(warnings) - _MOST_WARNINGS
+        return [one_line(text, 500) for text in warnings[:_MOST_WARNINGS]] + _more(more, counted(more, "more warning"))
 
     def _starts(self) -> list[dict[str, Any]]:
-        """What collectors have found, cell by cell, and which cells and trials compute something else."""
+        """Findings of collectors by cell, and cells and trials that compute something else."""
         replayed = {each.key: each for each in self.table.replays}
         texts = {row.cell.key: list(sentences(row.cell, replayed.get(row.cell.key))) for row in self.table.rows}
         heats: dict[CellKey, list[Heat]] = {key: [] for key in texts}
-        for heat in self.found.bad.values():
-            if heat.trial.key in heats:  # a replay may be of a trial that is not here
+        for heat in self.collected.bad.values():
+            if heat.trial.key in heats:  # the replayed trial may not be here
                 heats[heat.trial.key].append(heat)
-        compared = self.found.divergences(self.triage.cells, self.folder, self.triage.baselines().of)
+        compared = self.collected.divergences(self.triage.cells, self.folder, self.triage.baselines().of)
         zooms = EarlierMatrix(self.folder).zooms if compared else {}
         for divergence, beside in compared:
             zoom = zooms.get(divergence.names, "")
@@ -430,13 +428,13 @@ class Report:
         ]
 
     def _signatures(self) -> list[dict[str, Any]]:
-        """All ways to fail, the most frequent first; of each cell the first trials."""
-        found: dict[Signature, dict[CellKey, list[TrialFacts]]] = {}
+        """All ways to fail, the most frequent first, with the first trials of each cell."""
+        alike: dict[Signature, dict[CellKey, list[TrialFacts]]] = {}
         for facts in self.trials:
             if facts.signature is not None:
-                found.setdefault(facts.signature, {}).setdefault(facts.key, []).append(facts)
+                alike.setdefault(facts.signature, {}).setdefault(facts.key, []).append(facts)
         ways: list[dict[str, Any]] = []
-        for signature, by_cell in found.items():
+        for signature, by_cell in alike.items():
             kind = f"{signature.kind} in {signature.phase}".replace("_", " ") if signature.phase else signature.kind
             cells = []
             for key in self.labels:
@@ -459,8 +457,8 @@ class Report:
         return [{**way, "letter": letter} for way, letter in zip(ways, letters, strict=False)]
 
     def _trials(self, output: Path, typed: str) -> list[tuple[TrialFacts, dict[str, Any] | None]]:
-        """All trials, with details of those that are not ok; ``typed``: the results directory, as typed in commands."""
-        # Texts of the first failure of each cell and signature, then of the second of each, ... until they are enough.
+        """All trials, with details if not ok; ``typed``: the results directory as typed in commands."""
+        # Give texts to the first failure of each cell and signature, then to the second of each, until BUDGET is spent.
         alike: dict[tuple[CellKey, Signature | None], list[TrialFacts]] = {}
         for facts in self.trials:
             if facts.outcome != "ok":
@@ -468,9 +466,9 @@ class Report:
         texts: dict[str, list[tuple[str, str]] | None] = {}
         budget = BUDGET
         for facts in (facts for same in zip_longest(*alike.values()) for facts in same if facts is not None):
-            found = self._texts(self.failed[facts.file]) if budget > 0 else None
-            budget -= sum(len(html.escape(text).encode(errors="replace")) for _, text in found or ())
-            texts[facts.file] = found if budget > 0 else None
+            own = self._texts(self.failed[facts.file]) if budget > 0 else None
+            budget -= sum(len(html.escape(text).encode(errors="replace")) for _, text in own or ())
+            texts[facts.file] = own if budget > 0 else None
         trials: list[tuple[TrialFacts, dict[str, Any] | None]] = []
         for facts in self.trials:
             detail = None
@@ -486,38 +484,38 @@ class Report:
         return trials
 
     def _files(self, file: str, artifacts: Iterable[str], output: Path) -> Iterator[tuple[str, str]]:
-        """Names of files beside a trial's, and links to them; empty for what leads out of the results directory."""
+        """Names of a trial's files with links; no link for a path that leads out of the results directory."""
         folder = PurePosixPath(file).parent
         for path in map(PurePosixPath, (file, *artifacts)):
             name = one_line(str(path.relative_to(folder) if path.is_relative_to(folder) else path))
             there = inside(self.folder, str(path))
-            shown = "" if there is None else Path(os.path.relpath(there, output.parent.resolve())).as_posix()
-            yield name, quote(f"./{shown}", errors="replace") if shown else ""
+            link = "" if there is None else Path(os.path.relpath(there, output.parent.resolve())).as_posix()
+            yield name, quote(f"./{link}", errors="replace") if link else ""
 
     def _texts(self, failed: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Headings and texts. Nothing outside of the results directory is read."""
-        found = [(heading, text) for heading, text in failed["texts"].items() if text]
+        """Headings and texts of a failed trial. Files outside of the results directory are not read."""
+        texts = [(heading, text) for heading, text in failed["texts"].items() if text]
         artifacts = failed["artifacts"]
         logs = [name for name in _LOGS if name in artifacts]
         others = sorted(name for name, path in artifacts.items() if path.endswith(".log") and name not in _LOGS)
         for name in (*logs, *others[:_MOST_LOGS]):
             path = inside(self.folder, artifacts[name])
             if path is not None and (tail := log_tail(path)).strip():
-                found.append((one_line(f"end of {name}"), tail))
-        return found
+                texts.append((one_line(f"end of {name}"), tail))
+        return texts
 
     def _between_cells(self) -> list[tuple[str, str, list[str]]]:
-        """What differs in the environment of each cell from its baseline's."""
+        """Differences between the environments of each cell and its baseline."""
         rows = []
         for key, base in self.triage.baselines().of.items():
-            found = differences(self.environments[base], self.environments[key])
-            texts = [one_line(str(each)) for each in found[:_MOST_DIFFERENCES]]
-            texts += _more(len(found) - _MOST_DIFFERENCES, "{} more in the trial files")
+            differing = differences(self.environments[base], self.environments[key])
+            texts = [one_line(str(each)) for each in differing[:_MOST_DIFFERENCES]]
+            texts += _more(len(differing) - _MOST_DIFFERENCES, "{} more in the trial files")
             rows.append((self.labels[key], self.labels[base], texts))
         return rows
 
     def _evidence(self, by_cell: Mapping[CellKey, list[tuple[float, TrialFacts]]]) -> list[dict[str, Any]]:
-        """How failures have added up over the run, for each cell beside its baseline; empty where all trials are ok."""
+        """Failures over the run for each cell and its baseline; empty if all trials are ok."""
         if all(facts.outcome == "ok" for facts in self.trials):
             return []
         most = max(row.cell.failures for row in self.table.rows)
@@ -545,29 +543,29 @@ class Report:
 
 # Pictures, as SVG.
 
-#: Units of a chart's width, and what is free of marks on both sides.
+#: Width of a chart, and free space on both sides.
 _WIDTH, _MARGIN = 760, 20
 
 #: Characters of a label.
 _LONGEST = 100
 
-#: Cells of a chart; a longer one cannot be read.
+#: Cells of a chart, at most; a longer chart is unreadable.
 MOST_CELLS = 60
 
-#: Trials of a cell that are marked one by one in the chart of step times.
+#: Trials of a cell with a mark in the chart of step times, at most.
 _MOST_MARKS = 40
 
-#: Longest step that is drawn, as a multiple of the shortest, above which the scale is logarithmic.
+#: The scale is logarithmic if the longest step is more than so many times the shortest.
 _LOGARITHMIC = 12
 
-#: Marks of a scale at most.
+#: Marks of a scale, at most.
 _MOST_TICKS = 10
 
 
 def step_times(cells: Sequence[tuple[str, Sequence[TrialFacts]]]) -> dict[str, Any] | None:
-    """The distribution of each cell's steps, with the median of each trial; ``None`` where no cell has step times.
+    """Positions in a chart of step times, one row per cell; ``None`` if no cell has step times.
 
-    The line covers 99 % of the steps, the bar 80 %; the upright line is their median, each dot that of a trial.
+    A line covers 99 % of the steps, a bar 80 %; an upright line is their median, each dot the median of a trial.
     """
     import numpy as np
 
@@ -617,10 +615,10 @@ def _ticks(low: float, high: float, *, is_log: bool) -> list[float]:
 
 
 def added_up(trials: Sequence[tuple[float, TrialFacts]], most: int) -> str:
-    """A line that rises by one at each failure, and ends at the last trial that counts.
+    """SVG path of a line that rises by one at each failure and ends at the last counted trial.
 
-    ``trials``: with their positions in the run, from 0 to 1. ``most``: failures at the top of the picture, which is
-    100 wide and has its ground at 44.
+    ``trials``: with their positions in the run, from 0 to 1. ``most``: number of failures at the top of the picture,
+    which is 100 wide with its ground at 44.
     """
     path, failures, last = "M0 44", 0, None
     for last, facts in ((at, facts) for at, facts in trials if facts.is_counted):

@@ -1,8 +1,8 @@
-"""Rounds: what cells that ran by turns share with each other, and what is left within a cell.
+"""Rounds: effects that cells that ran by turns share, and effects within one cell.
 
-A run has one trial of each cell in each round. What the machine does to a round it does to all of its trials, so that
-trials of one round are compared with each other, and neither drift nor a bad hour makes a difference between cells.
-What makes failures of *one cell* come in runs is no such thing, and leaves every difference in doubt.
+Each round of a run has one trial of each cell. The state of the machine hits all trials of a round alike, so trials of
+one round are compared with each other, and neither drift nor a bad hour makes a difference between cells. Runs of
+failures within *one cell* are not shared, and leave every difference in doubt.
 """
 
 from __future__ import annotations
@@ -21,43 +21,44 @@ if TYPE_CHECKING:
 
     _Numbers = np.ndarray[Any, np.dtype[Any]]
 
-#: Level of "the cells of a round end alike": for the choice of the test, and beside ``_LEFT``, the one-sided normal
-#: quantile of "that is not all". A slow drift looks much the same turned round a little, so that the latter is wider.
+#: Levels of "the cells of a round end alike": for the choice of the test; and, together with ``_LEFT``, for the claim
+#: that rounds explain runs. The second is wider, because a slow drift hardly changes when it is rotated a little.
+#: ``_LEFT`` is a one-sided normal quantile.
 _SHARED, _PROBABLY, _LEFT = 0.05, 0.2, 1.28
 
-#: Ways in which series are turned round, at most.
+#: Number of rotations of the series, at most.
 _TURNS = 999
 
-#: Fewer rounds, and cells with both ends, say nothing of what they share.
+#: Fewer rounds do not show what cells share.
 _FEWEST = 8
 
-#: Trials of one side that are compared with one of the other, at most: those that are the nearest.
+#: At most so many trials of one side, the nearest, are compared with one of the other.
 _NEAR = 2
 
-#: Cells ran by turns if they alternated at least so often, as a share of what is possible.
+#: Cells ran by turns if they alternated in at least this share of the possible cases.
 _BY_TURNS = 0.5
 
-#: One ran sooner than the other if the shares of both in the first half of the run differ by more.
+#: One cell ran sooner if the shares of both in the first half of the run differ by more than this.
 _SOONER = 0.2
 
 
 def in_order(trials: Sequence[TrialFacts]) -> list[TrialFacts]:
-    """As they began; of those that began at one time, or at no known one, by their indices."""
+    """Sort trials by their begin; by their index if that is equal or unknown."""
     return sorted(trials, key=lambda facts: (facts.started_at, facts.index, facts.file))
 
 
-#: Trials as their place, and when they began; empty for not known.
+#: Place and begin of trials; an empty begin is unknown.
 Spots = Sequence[tuple[Hashable, str]]
 
-#: Positions of neighbouring trials of one place, of the cell and of its baseline.
+#: Positions of neighbouring trials at one place: of the cell, and of its baseline.
 Window = tuple[list[int], list[int]]
 
 
 def windows(cell: Spots, base: Spots) -> list[Window]:
-    """The trials of both, in their order, place by place, in windows; those at places that only one has are left out.
+    """Group neighbouring trials of both sides, place by place; places that only one side has are left out.
 
-    Cells that ran by turns have one trial of each in a window. Where the times are not known, the k-th trials of both
-    are neighbours.
+    Cells that ran by turns have one trial each in a window. If the times are unknown, the k-th trials of both are
+    neighbours.
     """
     is_timed = all(began for _, began in (*cell, *base))
     at: dict[Hashable, list[tuple[Any, int, int]]] = {}
@@ -66,7 +67,7 @@ def windows(cell: Spots, base: Spots) -> list[Window]:
         for position, (place, began) in enumerate(spots):
             at.setdefault(place, []).append((began if is_timed else numbers[place], side, position))
             numbers[place] += 1
-    found = []
+    near = []
     for here in at.values():
         if len({side for _, side, _ in here}) < 2:
             continue
@@ -79,33 +80,33 @@ def windows(cell: Spots, base: Spots) -> list[Window]:
                 now = ([], [])
         for side in (0, 1):
             own[-1][side].extend(now[side][: _NEAR - 1])
-        found += own
-    return found
+        near += own
+    return near
 
 
-def by_turns(found: Sequence[Window], cell: Spots, base: Spots) -> bool:
-    """Whether both sides alternated at the places that they share, so that changes over time have hit both alike."""
+def by_turns(near: Sequence[Window], cell: Spots, base: Spots) -> bool:
+    """Whether both sides alternated at their common places, so that changes over time hit both alike."""
     shared = {place for place, _ in cell} & {place for place, _ in base}
     least = sum(min(sum(each == place for each, _ in side) for side in (cell, base)) for place in shared)
-    return bool(found) and len(found) >= _BY_TURNS * least
+    return bool(near) and len(near) >= _BY_TURNS * least
 
 
 def round_counts(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> tuple[Counts, ...]:
-    """Failures and trials of both in each window; empty where they did not run by turns."""
+    """Failures and trials of both in each window; empty if they did not run by turns."""
     sides = in_order(cell), in_order(base)
     spots = [[(facts.place.key, facts.started_at) for facts in side] for side in sides]
-    found = windows(*spots)
-    if not by_turns(found, *spots):
+    near = windows(*spots)
+    if not by_turns(near, *spots):
         return ()
     failed = [[facts.is_failure for facts in side] for side in sides]
     return tuple(
         (sum(failed[0][each] for each in ours), len(ours), sum(failed[1][each] for each in theirs), len(theirs))
-        for ours, theirs in found
+        for ours, theirs in near
     )
 
 
 def is_sooner(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> bool:
-    """Whether one of both ran clearly sooner than the other, so that a drift would make a difference."""
+    """Whether one of both ran clearly sooner, so that a drift would look like a difference."""
     if not all(facts.started_at for facts in (*cell, *base)):
         return False
     both = in_order([*cell, *base])
@@ -116,11 +117,11 @@ def is_sooner(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> bool:
 
 @dataclass(frozen=True)
 class Rounds:
-    """What the rounds of a table say.
+    """Result of ``analyse_rounds``.
 
     Attributes:
-        p: of "cells share nothing from round to round", whatever makes each of them run.
-        left: the serial correlation within cells that they do not share; ``error``: its standard error.
+        p: of "cells share nothing from round to round", whatever makes failures of one cell come in runs.
+        left: serial correlation within cells that is not shared; ``error``: its standard error.
     """
 
     p: float = 1.0
@@ -129,21 +130,21 @@ class Rounds:
 
     @property
     def are_shared(self) -> bool:
-        """Whether the trials of a round end alike, in all cells."""
+        """Whether trials of one round tend to end alike in all cells."""
         return self.p <= _SHARED
 
     @property
     def explain_runs(self) -> bool:
-        """Whether runs of failures are what rounds share, as far as one can see."""
+        """Whether effects shared by rounds may explain all runs of failures."""
         return self.p <= _PROBABLY and self.left < _LEFT * self.error
 
 
 def analyse_rounds(cells: Sequence[Sequence[TrialFacts]]) -> Rounds:
-    """``cells``: the counted trials of each.
+    """Test whether cells share something from round to round; ``cells`` are the counted trials of each.
 
-    Residuals are those of a trial beside its cell at its place. Each cell's series is turned round by a random number
-    of rounds, which leaves the runs within it as they are: in so many of these turns the products of neighbouring
-    residuals of different cells (of one round, or one apart) are as large as in truth.
+    A residual is a trial's outcome minus the rate of its cell at its place. The test rotates each cell's series by a
+    random number of rounds, which keeps the runs within it. p is the share of rotations in which the products of
+    neighbouring residuals of different cells (of one round, or one apart) are as large as in the data.
     """
     import numpy as np
 
@@ -173,15 +174,15 @@ def analyse_rounds(cells: Sequence[Sequence[TrialFacts]]) -> Rounds:
 
 
 def _residuals(trials: Sequence[TrialFacts], rounds: Sequence[int]) -> _Numbers | None:
-    """Of each round, 0 where it has none; ``None`` for a cell whose trials all end alike at each of their places."""
+    """The residual of each round, 0 without a trial; ``None`` if all trials of each place end alike."""
     import numpy as np
 
     at: dict[Hashable, list[bool]] = {}
     for facts in trials:
         at.setdefault(facts.place.key, []).append(facts.is_failure)
     means = {place: sum(failed) / len(failed) for place, failed in at.items()}
-    found = np.zeros(len(rounds))
+    residuals = np.zeros(len(rounds))
     number = {index: position for position, index in enumerate(rounds)}
     for facts in trials:
-        found[number[facts.index]] += facts.is_failure - means[facts.place.key]
-    return found if found.any() else None
+        residuals[number[facts.index]] += facts.is_failure - means[facts.place.key]
+    return residuals if residuals.any() else None

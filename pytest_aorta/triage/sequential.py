@@ -1,8 +1,7 @@
-"""Comparing a cell with its baseline while trials go on: p values and an interval that are valid whenever one looks.
+"""Compare a cell with its baseline while trials go on: p values and intervals that are valid at any time.
 
-An e-process is a bettor's capital: it starts at 1 and cannot be expected to grow while the null hypothesis is true, so
-that it ever reaches 20 with a chance of at most 1/20 (Ville's inequality), however often one looks and whatever
-decides when one stops.
+An e-process is a bettor's capital. It starts at 1 and, while the null hypothesis is true, is not expected to grow: so
+it ever reaches 20 with a chance of at most 1/20 (Ville's inequality), however often one looks and whenever one stops.
 
 One pair is one trial of the baseline (failure rate a) and one of the cell (rate b). Against the null "b - a is at most
 D" (or at least D; or "b / a is at most R", or at least R) each pair is bet on by the E-variable of Turner, Ly &
@@ -12,17 +11,17 @@ contingency tables and beyond" (arXiv 2203.09785):
 
     p_a1(y_a) p_b1(y_b) / (p_a0(y_a) p_b0(y_b))
 
-with an alternative (a1, b1), the posterior mean of both rates given the earlier pairs, under a prior that is restricted
-to what the null excludes (``docs/statistics.md`` says why); and (a0, b0) the pair of rates within the null that is
-nearest to it (Kullback-Leibler). The capital is the product over the pairs. It is fair, or worse, for *every* pair of
-rates within the null: at rates (a, b) the expected value is f(a) g(b) with affine f and g, both 1 at (a0, b0); log f +
-log g is concave, and that (a0, b0) is the nearest point of a convex set says that it does not rise from there in any
-direction into the null. So it holds as well while rates drift, as long as they stay within the null.
+with an alternative (a1, b1): the posterior mean of both rates given the earlier pairs, under a prior that is restricted
+to rates that the null excludes (``docs/statistics.md`` says why); and (a0, b0): the pair of rates within the null that
+is nearest to it (Kullback-Leibler). The capital is the product over the pairs. For *every* pair of rates within the
+null it is fair or worse. Proof: at rates (a, b) its expected value is f(a) g(b) with affine f and g, both 1 at (a0,
+b0); log f + log g is concave, and since (a0, b0) is the nearest point of a convex set, it does not rise from there in
+any direction into the null. This also holds while rates drift, as long as they stay within the null.
 
-Trials that share a start are no draws of their own. A pair is one start of each then, and an observation the share of
-its trials that has failed: the bet on it is the mean of the bets on all pairs of a trial of the one start and a trial
-of the other. Each of these is fair, or worse, whatever the trials of a start have in common, and so is their mean (Vovk
-& Wang 2021, "E-values: calibration, combination and applications": an average of E-values is one).
+Trials that share a start are not independent. Then a pair is one start of each side, and an observation is the share of
+its trials that failed. The bet is the mean of the bets on all pairs of a trial of one start and a trial of the other.
+Each of these is fair or worse, whatever the trials of a start have in common, and so is their mean (Vovk & Wang 2021,
+"E-values: calibration, combination and applications": an average of E-values is an E-value).
 """
 
 from __future__ import annotations
@@ -43,34 +42,33 @@ from pytest_aorta.triage.rates import RATIO_LEVEL, Interval
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
-#: Whether the trial of the baseline, and that of the cell, has failed; of starts, the share of their trials.
+#: Outcome of the baseline's and of the cell's trial, 1 for a failure; for starts, the failed share of their trials.
 Pairs: TypeAlias = Sequence[tuple[float, float]]
 
 # The ends of the intervals lie on these grids, rounded outwards.
 _GRID = [step / 100 for step in range(-99, 100)]
 _RATIOS = [0.01, 0.02, *(step / 20 for step in range(1, 20)), 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0]
 
-# Either rate has the prior Beta(0.35, 0.35), with most weight near 0 and 1, where failures are rare or certain: chosen
-# by simulation. It is a grid of equally likely rates.
+# Each rate has the prior Beta(0.35, 0.35), chosen by simulation: most weight is near 0 and 1, where failures are rare
+# or certain. It is represented by so many equally likely rates.
 _PRIOR, _RATES = 0.35, 24
 
-# Where the restricted prior has less weight than this left, relative to the best-fitting rates, rounding would decide
-# the bet.
+# No bet if the restricted prior has less weight than this, relative to the best-fitting rates: rounding would decide.
 _NO_BET = 1e-280
 
 #: Pairs that are bet on at once.
 _CHUNK = 128
 
-#: Probabilities that a cell halves the rate, and that it raises it: where both are below, it is given up. It is asked
-#: after so many pairs.
+#: A cell is given up if the probabilities that it halves, and that it raises, the rate are below these, after at least
+#: so many pairs.
 _HALVED, _RAISED, _LEAST = 0.03, 0.8, 8
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """How two rates are compared: ``of`` the baseline's and the cell's.
+    """A comparison of two rates: ``of(base, cell)`` is its value.
 
-    ``nearest`` is the pair of rates with a given contrast that is nearest to others (Kullback-Leibler).
+    ``nearest`` gives the nearest pair of rates (Kullback-Leibler) with a given value.
     """
 
     of: Callable[[Numbers, Numbers], Numbers]
@@ -78,7 +76,7 @@ class Contrast:
 
 
 def nearest_of_ratio(a1: Numbers, b1: Numbers, ratio: Numbers) -> tuple[Numbers, Numbers]:
-    """The pair of rates (a0, ratio * a0) that is nearest to (a1, b1), all above 0 and below 1.
+    """The pair of rates (a0, ratio * a0) nearest to (a1, b1), all above 0 and below 1.
 
     The constrained maximum-likelihood estimate of Miettinen & Nurminen 1985 for a ratio of rates, with one observation
     each: the smaller root of 2 R a^2 - (1 + b1 + R (1 + a1)) a + a1 + b1, written so that nothing cancels.
@@ -92,11 +90,11 @@ def nearest_of_ratio(a1: Numbers, b1: Numbers, ratio: Numbers) -> tuple[Numbers,
 
 
 def nearest_of_difference(a1: Numbers, b1: Numbers, difference: Numbers) -> tuple[Numbers, Numbers]:
-    """The pair of rates (a0, a0 + difference) that is nearest to (a1, b1), all above 0 and below 1.
+    """The pair of rates (a0, a0 + difference) nearest to (a1, b1), all above 0 and below 1.
 
     The constrained maximum-likelihood estimate of Miettinen & Nurminen 1985, "Comparative analysis of two rates", with
-    one observation each: the root of a cubic, in closed form. A step of Newton's method takes away what the arc cosine
-    loses in precision.
+    one observation each: the root of a cubic, in closed form. A step of Newton's method makes up for the precision that
+    the arc cosine loses.
     """
     square = (3 * difference - 2 - (a1 + b1)) / 6
     linear = ((difference - 2 - 2 * a1) * difference + a1 + b1) / 6
@@ -105,7 +103,7 @@ def nearest_of_difference(a1: Numbers, b1: Numbers, difference: Numbers) -> tupl
     p = np.sqrt(np.maximum(squared - linear, 1e-300))
     turn = np.arccos(np.minimum(np.abs(q) / p**3, 1))
     rate = np.copysign(2 * p, q) * np.cos((np.pi + turn) / 3) - square
-    # It lies between the two pairs within the null that share one rate with (a1, b1).
+    # It lies between the two pairs within the null that have one rate in common with (a1, b1).
     low = np.maximum(np.minimum(a1, b1 - difference), np.maximum(0, -difference))
     high = np.minimum(np.maximum(a1, b1 - difference), np.minimum(1, 1 - difference))
     brink = (high - low) * 1e-9
@@ -123,9 +121,9 @@ RATIO = Contrast(lambda base, cell: cell / base, nearest_of_ratio)
 
 
 def log_ratios(a1: Numbers, b1: Numbers, a0: Numbers, b0: Numbers) -> tuple[Numbers, Numbers]:
-    """The logarithm of the E-variable of rates within a null, for the baseline's trial and for the cell's.
+    """The logarithm of the E-variable against rates within a null, for the baseline's and the cell's trial.
 
-    The first axis of both results is how the trial ends: well, or with a failure.
+    The first axis of both results is the outcome: passed, failed.
     """
     return (
         np.log(np.stack([(1 - a1) / (1 - a0), a1 / a0])),
@@ -135,7 +133,7 @@ def log_ratios(a1: Numbers, b1: Numbers, a0: Numbers, b0: Numbers) -> tuple[Numb
 
 @lru_cache(maxsize=2)
 def _prior(contrast: Contrast) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Pairs of equally likely rates by their contrast: of the baseline, of the cell, the contrasts, and logarithms."""
+    """Pairs of equally likely rates, sorted by contrast: baseline's, cell's, contrasts, and logarithms."""
     from scipy.special import betaincinv
 
     quantiles = betaincinv(_PRIOR, _PRIOR, (np.arange(_RATES) + 0.5) / _RATES)
@@ -147,10 +145,10 @@ def _prior(contrast: Contrast) -> tuple[Numbers, Numbers, Numbers, Numbers]:
 
 
 class PairedEProcess:
-    """The e-processes against nulls about a contrast of cell and baseline, for one stream of pairs.
+    """E-processes against nulls about a contrast of cell and baseline, for one stream of pairs.
 
-    Of each of ``values``, ascending, there are two: "the contrast is at most this", then "at least". ``log_capital`` is
-    the logarithm of what all bets have made of 1, first against the former, then the latter.
+    There are two nulls for each of ``values`` (ascending): "the contrast is at most this", then all "at least this".
+    ``log_capital`` has the logarithm of the capital of each, in this order.
     """
 
     def __init__(self, values: Sequence[float], contrast: Contrast = DIFFERENCE) -> None:
@@ -160,45 +158,46 @@ class PairedEProcess:
         self._contrast = contrast
         self._nulls = np.array([*values, *values], float)
         self._base, self._cell, contrasts, self._logs = _prior(contrast)
-        # Which rates of the grid are alternatives to a null: its last ones, or its first.
+        # Alternatives to a null are the last rates of the grid, or the first.
         self._first_above = np.searchsorted(contrasts, np.array(values, float) + 1e-12)
         self._first_not_below = np.searchsorted(contrasts, np.array(values, float) - 1e-12)
         self._pairs, self._base_failures, self._cell_failures = 0, 0.0, 0.0
 
     @property
     def peaks(self) -> tuple[Numbers, Numbers]:
-        """The logarithm of the most that each capital has ever been, from 0, for the nulls "at most" and "at least".
+        """The logarithm of the largest capital so far, at least 0, for the nulls "at most" and "at least".
 
         exp(-peak) is a p value that is valid at any time.
         """
         return self._peaks[: len(self.values)], self._peaks[len(self.values) :]
 
     def extend(self, pairs: Pairs) -> Numbers:
-        """Bet on further pairs; returns the logarithms of the capitals after each."""
-        found = [self.log_capital[None]]
+        """Bet on further pairs; return the logarithms of the capitals after each."""
+        capitals = [self.log_capital[None]]
         for start in range(0, len(pairs), _CHUNK):
             base, cell = np.asarray(pairs[start : start + _CHUNK], float).T
             number = np.arange(len(base))
-            # Each bet knows what came before its pair, and nothing else.
+            # Each bet depends on earlier pairs only.
             base_before = self._base_failures + np.cumsum(base) - base
             cell_before = self._cell_failures + np.cumsum(cell) - cell
             on_base, on_cell = self.gains(self._pairs + number, base_before, cell_before)
-            capital = found[-1][-1] + np.cumsum(_log_mean_bets(on_base, base) + _log_mean_bets(on_cell, cell), axis=0)
+            gained = _log_mean_bets(on_base, base) + _log_mean_bets(on_cell, cell)
+            capital = capitals[-1][-1] + np.cumsum(gained, axis=0)
             self._peaks = np.maximum(self._peaks, capital.max(axis=0))
             self._pairs += len(base)
             self._base_failures += float(base.sum())
             self._cell_failures += float(cell.sum())
-            found.append(capital)
-        self.log_capital = found[-1][-1]
-        return np.concatenate(found)[1:]
+            capitals.append(capital)
+        self.log_capital = capitals[-1][-1]
+        return np.concatenate(capitals)[1:]
 
     def gains(
         self, pairs: Integers, base_failures: Integers | Numbers, cell_failures: Integers | Numbers
     ) -> tuple[Numbers, Numbers]:
-        """By how much the logarithm of each capital changes, for the baseline's trial and for the cell's.
+        """Change of each log capital by the baseline's trial and by the cell's trial.
 
-        The arguments are the counts before the pair, one number for each of several pairs. Both results have the shape
-        (2, pairs, nulls): if the trial ends well, and if it fails.
+        The arguments are counts before each of several pairs. Both results have the shape (2, pairs, nulls); the first
+        axis is the outcome: passed, failed.
         """
         counts = np.stack([base_failures, pairs - base_failures, cell_failures, pairs - cell_failures], axis=-1)
         likelihoods = counts @ self._logs
@@ -218,25 +217,25 @@ class PairedEProcess:
 
 
 def _log_mean_bets(gains: Numbers, shares: Numbers) -> Numbers:
-    """The logarithm of the mean bet on trials of which these shares have failed."""
+    """The logarithm of the mean bet on starts with these failed shares."""
     number = np.arange(len(shares))
     is_one = (shares == 0) | (shares == 1)
-    found: Numbers = gains[(shares == 1).astype(int), number]
+    bets: Numbers = gains[(shares == 1).astype(int), number]
     if not is_one.all():
         part = shares[~is_one, None]
         ok, failed = np.exp(gains[:, ~is_one])
-        found[~is_one] = np.log((1 - part) * ok + part * failed)
-    return found
+        bets[~is_one] = np.log((1 - part) * ok + part * failed)
+    return bets
 
 
 @dataclass(frozen=True)
 class SequentialComparison:
-    """What the pairs so far say of d, the cell's failure rate less the baseline's.
+    """The result for the pairs so far about d, the cell's failure rate minus the baseline's.
 
-    It may be looked at after every pair, and acted upon, without a correction for looking. ``p`` is the two-sided p
-    value of "no difference", and never rises as pairs are added. ``interval`` is a confidence sequence: with the stated
-    probability it holds d after every pair at once; its ends are multiples of 0.01, or the margin. ``ratio`` is one of
-    the cell's rate divided by the baseline's, at 99 %.
+    It is valid after every pair, without a correction for looking. ``p`` is the two-sided p value of "no difference";
+    it never rises as pairs are added. ``interval`` is a 95 % confidence sequence: with that probability it contains d
+    after every pair at once. Its ends are multiples of 0.01, or the margin. ``ratio`` is a 99 % confidence sequence of
+    the cell's rate divided by the baseline's.
     """
 
     p: float
@@ -247,8 +246,8 @@ class SequentialComparison:
 class SequentialTest:
     """The comparison of one cell with its baseline, pair by pair.
 
-    The result depends on the pairs and their order alone, not on when it is looked at. A pair costs nothing until the
-    comparison is asked for; then about 0.15 ms, and half of that where many pairs have come since the last time.
+    The result depends only on the pairs and their order. Pairs cost nothing until the comparison is asked for; then
+    about 0.15 ms each.
     """
 
     def __init__(self, margin: Margin, level: float = 0.95) -> None:
@@ -261,7 +260,7 @@ class SequentialTest:
         self.pairs: list[tuple[float, float]] = []
 
     def comparison(self) -> SequentialComparison:
-        """What ``pairs``, to which others are appended in their order, say so far."""
+        """The result for ``pairs``, a list that callers append to."""
         if self._comparison is None or self._seen < len(self.pairs):
             for process in (self._difference, self._ratio):
                 process.extend(self.pairs[self._seen :])
@@ -276,7 +275,7 @@ class SequentialTest:
 
 
 def _interval(process: PairedEProcess, lowest: float, highest: float, level: float) -> Interval:
-    # Each end errs with half the probability.
+    # Each end is wrong with half of the probability.
     needed = log(2 / (1 - level))
 
     def first_kept(peaks: Numbers) -> int:
@@ -286,15 +285,15 @@ def _interval(process: PairedEProcess, lowest: float, highest: float, level: flo
     against_at_most, against_at_least = process.peaks
     low = (lowest, *process.values)[first_kept(against_at_most)]
     high = (highest, *reversed(process.values))[first_kept(against_at_least[::-1])]
-    # The ends can cross only where the rates have changed meanwhile: then all in between has been plausible.
+    # The ends cross only if the rates have changed meanwhile: then every value in between was plausible once.
     return Interval(min(low, high), max(low, high))
 
 
 def is_confirmed(pairs: Pairs, level: float) -> bool:
-    """Whether the second of each pair, which fails less often than the first, does so again in fresh pairs.
+    """Whether the second of each pair fails less often than the first, and does so again in fresh pairs.
 
-    The first pairs that show it at ``level`` are not looked at any more; the pairs after them have to show it again, at
-    95 %. So what made the first ones look good by chance, or for a while, is not called a cure.
+    After the first pairs show it at ``level``, later pairs have to show it again at 95 %. So a cell that looked good by
+    chance, or for a while, is not called a cure.
     """
     for p in (level / 2, 0.05):
         shown = (PairedEProcess([0.0]).extend(pairs)[:, 1] >= -log(p)).nonzero()[0]
@@ -305,10 +304,9 @@ def is_confirmed(pairs: Pairs, level: float) -> bool:
 
 
 def hopeless_at(pairs: Pairs) -> tuple[float, float, int] | None:
-    """When the second of each pair is hopeless as a cure of the first: failures of both, and the number of pairs.
+    """When the second of each pair became hopeless as a cure: failures of both, and the number of pairs.
 
-    Its trials are better spent elsewhere. That ends trials early and is no verdict: how often a cell is called better
-    falsely does not depend on it.
+    This only ends trials early; how often a cell is falsely called better does not depend on it.
     """
     base_failures = failures = 0.0
     for number, (base, cell) in enumerate(pairs, 1):
@@ -320,9 +318,9 @@ def hopeless_at(pairs: Pairs) -> tuple[float, float, int] | None:
 
 @lru_cache(maxsize=4096)
 def is_hopeless(base_failures: float, failures: float, trials: int) -> bool:
-    """Whether a cell hardly halves the baseline's rate, and hardly raises it, after as many trials of both.
+    """Whether a cell probably neither halves nor raises the baseline's rate, after equally many trials of both.
 
-    The posterior probabilities of either, with a Jeffreys prior for each rate, are below 3 % and 80 %.
+    The posterior probabilities, with a Jeffreys prior for each rate, are below 3 % and 80 %.
     """
     if not failures or trials < _LEAST:
         return False
@@ -336,11 +334,11 @@ def is_hopeless(base_failures: float, failures: float, trials: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def rate_upper_bound_sequential(failures: int, trials: int) -> float:
-    """The largest failure rate that is plausible at 95 %, valid after every trial at once; 1 without a trial.
+    """Upper 95 % bound on the failure rate, valid after every trial at once; 1 without a trial.
 
-    The rates p that an e-process has not refuted: the capital of a bet on lower rates, spread over them as by a
+    The largest rate that an e-process has not refuted: the capital of a bet on lower rates, spread over them by a
     Beta(1/2, 1/2) prior (Robbins 1970, "Statistical methods related to the law of the iterated logarithm": the method
-    of mixtures). Against each rate of p or above it is fair or worse.
+    of mixtures). Against each rate at or above the bound the bet is fair or worse.
     """
     if trials == 0:
         return 1.0
@@ -354,6 +352,6 @@ def rate_upper_bound_sequential(failures: int, trials: int) -> float:
         likelihood = (failures * log(rate) if failures else 0.0) + successes * log(1 - rate)
         return float(wealth_of_all + log(lower_rates) - likelihood) if lower_rates > 0 else -inf
 
-    # It grows with the rate from the observed one on.
+    # The capital grows with the rate, from the observed rate on.
     millionths = range(ceil(10**6 * failures / trials), 10**6)
     return (millionths.start + bisect_left(millionths, -log(0.05), key=lambda rate: log_capital(rate / 10**6))) / 10**6

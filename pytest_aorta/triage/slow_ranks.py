@@ -1,4 +1,4 @@
-"""Which rank, or which device, computes longer than the others of its trial, over the trials of a run."""
+"""Ranks and devices that compute longer than the others of their trials."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from collections.abc import Iterable, Iterator
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import TrialFacts
 
-#: Below this chance, all cells together, a rank is not the slowest so often by chance.
+#: Chance that any rank or device of a table is named although all are alike, at most.
 _STRAGGLER_LEVEL = 1e-4
 
-#: As many times the median of all ranks, in half of the trials at least: less changes nothing for the others.
+#: Named only if it takes at least so many times the median of all ranks, in half of its trials.
 _STRAGGLES_BY = 1.05
 
 
 def slow_ranks(cells: Iterable[CellTrials]) -> Iterator[str]:
-    """``rank 3 is the slowest in 20 of 20 trials, 1.4 times the median``, for each cell in which one is.
+    """Name slow ranks: ``rank 3 is the slowest in 20 of 20 trials, 1.4 times the median of all ranks``.
 
-    Where a device has been that of several ranks, it is named in place of them. The device of a rank is that of its
-    number among those of the trial.
+    If a device was slow with several ranks, it is named in their place. Rank k has the k-th device of its trial.
 
-    Binomial: were all ranks alike, each would be the slowest in one of as many trials as there are ranks. The chance is
-    that for any rank of any cell, and any device (Bonferroni).
+    Binomial test: if all ranks were alike, each would be the slowest in 1/n of the trials with n ranks. Corrected for
+    all ranks of all cells, and all devices (Bonferroni).
     """
     measured = [
         (cell.key, facts, facts.slowest) for cell in cells for facts in cell.finished if facts.slowest is not None
@@ -32,7 +31,7 @@ def slow_ranks(cells: Iterable[CellTrials]) -> Iterator[str]:
         return
     from scipy.special import bdtrc
 
-    # Of each rank of a cell, and each device that was that of several ranks, the trials in which it took part.
+    # Trials by rank of a cell, and by device, with whether it was the slowest.
     taking_part = defaultdict[tuple[str, str], list[tuple[TrialFacts, bool]]](list)
     ranks_on = defaultdict[str, set[int]](set)
     for key, facts, (slowest, _, size) in measured:
@@ -44,26 +43,26 @@ def slow_ranks(cells: Iterable[CellTrials]) -> Iterator[str]:
     asked = {each: those for each, those in taking_part.items() if each[0] or len(ranks_on[each[1]]) > 1}
     slow = set[int]()
     for (where, who), those in sorted(asked.items(), key=lambda item: bool(item[0][0])):  # devices first
-        found = [(facts, facts.slowest) for facts, is_slowest in those if is_slowest and facts.slowest is not None]
+        slowest_in = [(facts, facts.slowest) for facts, is_slowest in those if is_slowest and facts.slowest is not None]
         fewest = min(facts.slowest[2] for facts, _ in those if facts.slowest is not None)
-        if float(bdtrc(len(found) - 1, len(those), 1 / fewest)) * len(asked) >= _STRAGGLER_LEVEL:
+        if float(bdtrc(len(slowest_in) - 1, len(those), 1 / fewest)) * len(asked) >= _STRAGGLER_LEVEL:
             continue
-        times = statistics.median(ratio for _, (_, ratio, _) in found)
-        if times < _STRAGGLES_BY or 2 * sum(id(facts) in slow for facts, _ in found) > len(found):
+        times = statistics.median(ratio for _, (_, ratio, _) in slowest_in)
+        if times < _STRAGGLES_BY or 2 * sum(id(facts) in slow for facts, _ in slowest_in) > len(slowest_in):
             continue
-        what = f"in {len(found)} of {len(those)} trials, {times:.2g} times the median of all ranks"
+        what = f"in {len(slowest_in)} of {len(those)} trials, {times:.2g} times the median of all ranks"
         if where:
-            devices = {_name_device(found[0][1][0], facts) for facts, _ in found}
+            devices = {_name_device(slowest_in[0][1][0], facts) for facts, _ in slowest_in}
             its = devices.pop() if len(devices) == 1 else None
             look = f"its {its or 'device'}, its host, and what only it does"
             yield f"{where}{who} is the slowest {what}: look at {look}"
         else:
-            slow.update(id(facts) for facts, _ in found)
+            slow.update(id(facts) for facts, _ in slowest_in)
             yield f"the rank on {who} is the slowest {what}"
 
 
 def _name_device(rank: int, facts: TrialFacts) -> str | None:
-    """``device 3``, or with its host; ``None`` where the ranks have not one each."""
+    """``device 3``, or with its host; ``None`` unless each rank has one device."""
     place = facts.place
     if facts.slowest is None or len(place.devices) != facts.slowest[2]:
         return None

@@ -1,7 +1,7 @@
-"""Step times of a cell compared with those of its baseline: how much longer a step takes, and how sure that is.
+"""Compare the step times of a cell with its baseline: how much longer a step takes, and how sure that is.
 
-Of commands that say no steps, their whole runs are compared. Where the collector ``profile`` has looked, operators are
-compared in the same way: what is slower where steps are slower.
+For commands without step times, whole runs are compared. Operators are compared in the same way, if the collector
+``profile`` has measured them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.rates import Interval, holm
 from pytest_aorta.triage.rounds import by_turns, in_order, windows
 
-#: Probability that any cell of a baseline is called slower or faster although none is.
+#: Chance that any cell of a baseline is called slower or faster although none is.
 LEVEL = 0.05
 
-#: ``similar`` is shown, not assumed; ``n/a`` without step times of two trials on both sides.
+#: ``similar`` has to be shown; ``n/a``: fewer than two trials with step times on a side.
 SpeedKind = Literal["slower", "faster", "similar", "undecided", "n/a"]
 
-#: What was measured of each trial.
+#: What was measured: steps, or whole runs.
 Subject = Literal["steps", "runs"]
 
 
 class Measured(NamedTuple):
-    """One trial: where it ran, the logarithm of its median step time, or of the time of its run, and when it began.
+    """One trial: its place, the logarithm of its median step time (or of its whole run) in ms, and its begin.
 
-    ``began`` is empty where that is not known, or says nothing.
+    ``began`` is empty if unknown or meaningless.
     """
 
     place: Hashable
@@ -38,40 +38,40 @@ class Measured(NamedTuple):
     began: str = ""
 
 
-#: Below so little, a variance is rounding.
+#: A smaller variance is due to rounding.
 _NO_ERROR = 1e-300
 
-#: Fewer pairs cost more certainty than what trials of a round share.
+#: With fewer pairs, pairing costs more certainty than it gains.
 _FEWEST_PAIRS = 6
 
-#: A difference so many standard deviations from the median, of a normal distribution as wide as most of them, is a
-#: straggler: 1.4826 times the median deviation is one.
+#: A straggler is this many median deviations from the median: 3.5 standard deviations, each estimated by 1.4826 median
+#: deviations.
 _STRAGGLES = 3.5 * 1.4826
 
-#: Differences of pairs are rounded to so many levels, so that there are few sums of them.
+#: Differences of pairs are rounded to so many levels, so that they have few different sums.
 _LEVELS = 40
 
-#: Sums of more differences are as good as normally distributed.
+#: Sums of more differences are nearly normally distributed.
 _MOST_EXACT = 50
 
-#: Operators that take less than this part of both sides' operators are not compared: each one costs certainty.
+#: Operators with a smaller share of the time are not compared, as each comparison costs certainty.
 _LEAST_SHARE = 0.01
 
-#: They last as long as the slowest rank makes them last.
+#: Operators whose time may be waiting for the slowest rank.
 _WAITS = re.compile(r"c10d::|gloo:|nccl:|rccl:|mpi:|ucc:")
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What is known of the step times of a cell.
+    """The step times of a cell compared with its baseline.
 
     Attributes:
-        kind: ``slower`` and ``faster``: p is below the level, and the interval does not lie within the margin;
-            ``similar``: it does.
-        ratio: of the step times to those of the baseline, 1.2 for steps that take 20 % longer.
-        interval: of the ratio, 95 %; ``None`` where so few trials exclude nothing.
+        kind: ``slower``, ``faster``: p is below the level, and the interval is not within the margin; ``similar``: the
+            interval is within the margin.
+        ratio: of the step times to the baseline's; 1.2 if steps take 20 % longer.
+        interval: of the ratio, 95 %; ``None`` if there are too few trials to exclude anything.
         p: of "as fast as the baseline", two-sided; ``p_adjusted`` is corrected for the number of cells (Holm).
-        reason: why a cell is ``undecided``, where its interval does not say it.
+        reason: why a cell is ``undecided``, if its interval does not say so.
     """
 
     kind: SpeedKind
@@ -104,7 +104,7 @@ class Speed:
 
 
 def measured(trials: Iterable[TrialFacts], of: Subject = "steps") -> list[Measured]:
-    """Those of the trials that have step times, or whose run was measured as a whole, in their order."""
+    """Trials with step times, or with a measured run, in order of their begin."""
     times = {"steps": lambda facts: facts.steps and facts.steps.median_ms,
              "runs": lambda facts: facts.run_sec and 1000 * facts.run_sec}  # fmt: skip
     return [
@@ -117,23 +117,22 @@ def measured(trials: Iterable[TrialFacts], of: Subject = "steps") -> list[Measur
 def compare_speeds(
     sides: Sequence[tuple[Sequence[Measured], Sequence[Measured]]], margin: float, *, sequential: bool, family: int
 ) -> list[Speed]:
-    """Compare step times of cells with those of their baseline.
+    """Compare the step times of cells with their baseline's.
 
-    The trial is the unit, because the steps of a trial share its process, its clocks and its neighbours: counted one by
-    one they would feign precision. Only trials at the same place are compared with each other.
+    The unit is the trial, because the steps of a trial share its process, its clocks and its neighbours. Only trials at
+    the same place are compared with each other.
 
     Args:
-        sides: of each cell its trials and those of its baseline, in the order in which they began. Where it is known
-            when, trials of one round and place are compared with each other.
+        sides: trials of each cell and of its baseline, in order of their begin. If the times are known, trials of one
+            round and place are compared with each other.
         margin: ratios from ``1 / (1 + margin)`` to ``1 + margin`` are similar.
-        sequential: whether the number of trials depends on what was seen of them: then p and interval hold at any
-            time.
-        family: cells that share the level.
+        sequential: the number of trials depends on their results, so p and interval have to hold at any time.
+        family: number of cells that share the level.
     """
-    found = [_compared(*side, sequential, family) for side in sides]
-    adjusted = holm([*(speed.p for speed in found), *[1.0] * (family - len(found))])
+    compared = [_compared(*side, sequential, family) for side in sides]
+    adjusted = holm([*(speed.p for speed in compared), *[1.0] * (family - len(compared))])
     judged = []
-    for speed, p in zip(found, adjusted, strict=False):
+    for speed, p in zip(compared, adjusted, strict=False):
         speed = replace(speed, p_adjusted=p)
         ratio, interval = speed.ratio, speed.interval
         if ratio is not None and interval is not None:
@@ -146,7 +145,7 @@ def compare_speeds(
 
 
 def _compared(cell: Sequence[Measured], base: Sequence[Measured], sequential: bool, family: int) -> Speed:
-    """Undecided, with its numbers."""
+    """Estimate ratio, interval and p; the kind is decided later."""
     if len(cell) < 2 or len(base) < 2:
         return Speed("n/a")
     at: dict[Hashable, tuple[list[float], list[float]]] = {}
@@ -158,10 +157,10 @@ def _compared(cell: Sequence[Measured], base: Sequence[Measured], sequential: bo
         difference = fmean(each.time for each in cell) - fmean(each.time for each in base)
         return Speed("undecided", exp(difference), reason="on other devices")
     spots = [[(each.place, each.began) for each in side] for side in (cell, base)]
-    found = windows(*spots)
-    pairs = [fmean(cell[k].time for k in ours) - fmean(base[k].time for k in theirs) for ours, theirs in found]
+    near = windows(*spots)
+    pairs = [fmean(cell[k].time for k in ours) - fmean(base[k].time for k in theirs) for ours, theirs in near]
     is_timed = all(each.began for each in (*cell, *base))
-    if is_timed and len(pairs) < min(len(cell), len(base)) and not by_turns(found, *spots):
+    if is_timed and len(pairs) < min(len(cell), len(base)) and not by_turns(near, *spots):
         return Speed("undecided", exp(fmean(pairs)), reason="its trials did not alternate with those of the baseline")
     if sequential:
         low, middle, high, p = _anytime(pairs)
@@ -199,18 +198,18 @@ def _estimate_pairs(pairs: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _straggle(pairs: Sequence[float]) -> bool:
-    """Whether some differences are much larger than most are, so that a mean says little."""
+    """Whether some differences are much larger than most, so that a mean says little."""
     middle = median(pairs)
     deviations = [abs(each - middle) for each in pairs]
     return max(deviations) > _STRAGGLES * median(deviations) + sqrt(_NO_ERROR)
 
 
 def _clipped(pairs: Sequence[float]) -> _Estimate:
-    """Huber's estimate (1964) of the middle, with the interval and p of an exact test.
+    """Huber's estimate (1964) of the centre, with interval and p of an exact test.
 
-    Where there is no difference, any sign of a difference of a pair is as likely as the other (Fisher 1935). The
-    statistic is the sum of the differences, where those that are larger than 1.5 standard deviations count as these:
-    of normal ones, that costs 4 % of the trials. Of more than 50 pairs, by the normal approximation.
+    Without a difference, both signs of the difference of a pair are equally likely (Fisher 1935). The statistic is the
+    sum of the differences, clipped at 1.5 standard deviations; with normal noise, clipping costs 4 % of the trials.
+    With more than 50 pairs, the normal approximation.
     """
     import numpy as np
 
@@ -218,7 +217,7 @@ def _clipped(pairs: Sequence[float]) -> _Estimate:
     most = 1.5 * 1.4826 * float(np.median(np.abs(values - middle))) or sqrt(_NO_ERROR)
 
     def tails(null: float) -> tuple[float, float]:
-        """Of sums as small, and as large."""
+        """Chances of sums as small, and as large, as observed."""
         scores = np.rint(_LEVELS * np.clip((values - null) / most, -1, 1)).astype(int)
         if len(pairs) > _MOST_EXACT:
             normal = NormalDist(0, max(1.0, float(np.sqrt((scores**2).sum()))))
@@ -258,7 +257,7 @@ def _welch(cell: Sequence[float], base: Sequence[float]) -> tuple[float, float, 
 
 
 def within_places(places: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[float, float, float]:
-    """As above, by least squares of a model in which each place has a speed of its own (two-way, additive)."""
+    """As ``_welch``, by least squares of a two-way additive model: each place has a speed of its own."""
     weights = [len(cell) * len(base) / (len(cell) + len(base)) for cell, base in places]
     differences = [fmean(cell) - fmean(base) for cell, base in places]
     difference = sum(weight * each for weight, each in zip(weights, differences, strict=True)) / sum(weights)
@@ -271,10 +270,10 @@ def within_places(places: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
 
 
 def _anytime(pairs: Sequence[float]) -> _Estimate:
-    """The median difference of pairs, its confidence sequence, and p.
+    """The median difference of pairs with its confidence sequence and p, valid at any time.
 
-    A bet on the signs, with any chance of a plus (Robbins 1970): it holds for any noise, such as that of two clocks,
-    where a sequential t test does not.
+    A bet on the signs, mixed over all chances of a plus (Robbins 1970). Unlike a sequential t test it holds for any
+    noise, such as two clock frequencies.
     """
     number, ordered = len(pairs), sorted(pairs)
 
@@ -282,7 +281,7 @@ def _anytime(pairs: Sequence[float]) -> _Estimate:
         logarithm = lgamma(above + 1) + lgamma(below + 1) - lgamma(above + below + 2) + (above + below) * log(2)
         return exp(min(logarithm, 500.0))
 
-    # Medians above the k-th smallest difference have k below them; the largest k that is refuted is an end.
+    # A median above the k-th smallest difference has k of them below; the largest refuted k gives an end.
     refuted = [k for k in range((number + 1) // 2) if wealth(number - k, k) >= 1 / LEVEL]
     p = min(1.0, 1 / wealth(sum(each > 0 for each in pairs), sum(each < 0 for each in pairs)))
     if not refuted:
@@ -292,12 +291,12 @@ def _anytime(pairs: Sequence[float]) -> _Estimate:
 
 @dataclass(frozen=True)
 class OperatorChange:
-    """An operator whose time differs.
+    """An operator whose time differs from the baseline's.
 
     Attributes:
-        name: as torch's profiler calls it; `` (device)`` behind it for the time of its kernels.
-        ms: per step, its own time without that of the operators it calls; mean over the trials of the cell.
-        interval: 95 %, of the ratio of both; ``None`` for an operator that only one of them has.
+        name: as torch's profiler calls it; followed by `` (device)`` for the time of its kernels.
+        ms: own time per step without operators that it calls; mean over the cell's trials.
+        interval: of the ratio of both, 95 %; ``None`` if only one side has the operator.
         p_adjusted: of "no difference", corrected for the number of operators and cells (Holm).
     """
 
@@ -309,7 +308,7 @@ class OperatorChange:
 
     @property
     def waits(self) -> bool:
-        """Whether it may only wait for other ranks."""
+        """Whether its time may be waiting for other ranks."""
         return _WAITS.match(self.name) is not None
 
     @property
@@ -327,10 +326,10 @@ class OperatorChange:
 def changed_operators(
     cell: Sequence[TrialFacts], base: Sequence[TrialFacts], margin: float, cells: int
 ) -> tuple[OperatorChange, ...]:
-    """The operators that differ, what costs most first; those that may only wait come last.
+    """Operators that differ, sorted by cost; operators that may wait come last.
 
-    The trial is the unit, as for steps, and trials without a profile are left out; with probability 5 % any operator is
-    named in any of ``cells`` cells where none differs.
+    The unit is the trial, as for steps; trials without a profile are ignored. If none differs, any operator of any of
+    ``cells`` cells is named with a chance of 5 %.
     """
     sides = ours, theirs = [[trial for trial in side if trial.operators] for side in (cell, base)]
     if min(map(len, sides)) < 2:
@@ -351,15 +350,15 @@ def changed_operators(
         for name in shared
     ]  # fmt: skip
     speeds = compare_speeds([(own, base) for own, base in times], margin, sequential=False, family=len(names) * cells)
-    found = [
+    changes = [
         OperatorChange(name, *means[name], speed.interval, speed.p_adjusted)
         for name, speed in zip(shared, speeds, strict=True)
         if speed.kind in ("slower", "faster")
     ]
-    # Which trials have it says as much as a permutation can.
+    # Operators of one side only: a permutation test of which trials have it.
     p = len(names) * cells / comb(len(both), len(ours))
     for name in sorted(names.difference(shared)) if p < LEVEL else ():
         have = [{name in trial.operators for trial in side} for side in sides]
         if have in ([{True}, {False}], [{False}, {True}]):
-            found.append(OperatorChange(name, *means[name], None, p))
-    return tuple(sorted(found, key=lambda each: (each.waits, -abs(each.ms - each.base_ms))))
+            changes.append(OperatorChange(name, *means[name], None, p))
+    return tuple(sorted(changes, key=lambda each: (each.waits, -abs(each.ms - each.base_ms))))

@@ -1,6 +1,6 @@
-"""Where it starts: what collectors have found in the trials of a results directory, in sentences and as heat lines.
+"""Where it starts: findings of collectors in the trials of a results directory, as sentences and as heat lines.
 
-And trials that should be equal and are not: within a cell, and between a cell and its baseline.
+Also trials that should compute the same and do not, within a cell and between a cell and its baseline.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from pytest_aorta.triage.signatures import signature_of
 from pytest_aorta.triage.verdicts import Table, Triage
 from pytest_aorta.workspace.paths import REPLAY
 
-#: Trials that are named in a sentence, and those whose first difference is shown.
+#: Trials named in a sentence, and trials whose first difference is shown, at most.
 _MOST_NAMES, _MOST_PLACES = 8, 3
 
-#: What collectors have found in a cell: texts that are shown.
+#: Findings shown per cell, at most.
 _MOST_FOUND = 5
 
-#: Files of trials that are listed.
+#: Files listed, at most.
 _MOST_FILES = 24
 
-#: Lines of a heat before and after the one that is marked; steps; heats of a cell, and of all.
+#: Lines of a heat before and after the marked one; steps of a heat; heats of a cell; heats in all.
 _BEFORE, _AFTER, _MOST_STEPS, _MOST_OF_A_CELL, _MOST_HEATS = 10, 4, 12, 3, 12
 
 _STEP = re.compile(r"\bstep (\d+)")
 
 _OF_NUMERICS = {"gradients": "{module}, {what} before the update", "optimizer": "{module}, after the update"}
 
-#: As short as lines have to be; `collectors.divergence` says the same in sentences.
+#: Short names of events; ``collectors.divergence`` has sentences.
 _EVENTS = {
     "initial": "{}, before the first step",
     "input": "{} input",
@@ -64,8 +64,7 @@ _EVENTS = {
 
 
 def where_it_starts(table: Table) -> Iterator[str]:
-    """What collectors have found, cell by cell, the most frequent first; what has kept them from it; then which trials
-    differ."""
+    """Lines for a terminal: findings and problems of collectors by cell, then trials that differ."""
     replayed = {each.key: each for each in table.replays}
     said = {row.cell.key: list(sentences(row.cell, replayed.get(row.cell.key))) for row in table.rows}
     if any(said.values()) or table.divergence:
@@ -86,69 +85,69 @@ def where_it_starts(table: Table) -> Iterator[str]:
 
 
 def read_replay_facts(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, str]]) -> TrialFacts:
-    """Of a replay with collectors: what these add to a way to fail makes it no other one."""
+    """Read the facts of a replay; findings of collectors do not change its way to fail."""
     return replace(facts_of(record, file, rules), signature=signature_of({**record, "collected": {}}, rules))
 
 
 def with_replays(table: Table, triage: Triage, results: Path) -> Table:
-    """With the replays of failed trials that a run has left in ``results``."""
+    """Add the replays of failed trials that a run has left in ``results``."""
     first = {
         (facts.key.workload, facts.key.cell, facts.index, facts.started_at): facts
         for cell in triage.cells
         for facts in cell.finished
         if facts.is_failure and not facts.observed
     }
-    found: dict[CellKey, list[Replayed]] = {}
+    replayed: dict[CellKey, list[Replayed]] = {}
     folder = results / REPLAY
     for trial in Results(folder) if folder.is_dir() else ():
         then = trial.record.get("replay_of") or {}
         key = (trial.facts.key.workload, trial.facts.key.cell, trial.facts.index, then.get("started_at"))
         if trial.facts.observed and key in first:
             again = read_replay_facts(trial.record, trial.file, triage.settings.signatures)
-            found.setdefault(first[key].key, []).append((first[key], again))
-    return table.with_replays(replayed_cells(found, triage.cells)) if found else table
+            replayed.setdefault(first[key].key, []).append((first[key], again))
+    return table.with_replays(replayed_cells(replayed, triage.cells)) if replayed else table
 
 
 def sentences(cell: CellStatistics, replayed: ReplayedCell | None = None) -> Iterator[str]:
-    """Of a cell: in how many of its trials, or of their replays, collectors have found what; how the replays ended."""
+    """Findings of collectors in a cell, with numbers of trials or replays; then the results of replays."""
     collected: Mapping[str, int] = cell.tally("collected")
     not_collected: Mapping[str, int] = cell.tally("not_collected")
-    of = str(cell.observed or cell.total)  # records of others do not say which trials had collectors
+    of = str(cell.observed or cell.total)  # foreign records do not say which trials had collectors
     if replayed is not None:
         collected, not_collected = replayed.collected, replayed.not_collected
         of = counted(replayed.replays, "replay")
     for texts, label in ((_by_step(collected), ""), (not_collected, "not collected: ")):
-        shown = sorted(texts, key=lambda text: -texts[text])
-        for text in shown[:_MOST_FOUND]:
+        ranked = sorted(texts, key=lambda text: -texts[text])
+        for text in ranked[:_MOST_FOUND]:
             yield f"{texts[text]} of {of}: {label}{text}"
-        if len(shown) > _MOST_FOUND:
-            yield f"{counted(len(shown) - _MOST_FOUND, 'other sentence')} in the trial files"
+        if len(ranked) > _MOST_FOUND:
+            yield f"{counted(len(ranked) - _MOST_FOUND, 'other sentence')} in the trial files"
     yield from [] if replayed is None else replayed.lines()
 
 
 def _by_step(texts: Mapping[str, int]) -> dict[str, int]:
-    """Sentences that differ in the number of a step only, as one."""
+    """Join sentences that differ only in the number of a step."""
     steps: dict[str, Counter[int]] = {}
-    found: dict[str, int] = {}
+    joined: dict[str, int] = {}
     for text, number in texts.items():
         named = set(_STEP.findall(text))
         if len(named) == 1:
             steps.setdefault(_STEP.sub("step #", text), Counter())[int(named.pop())] += number
         else:
-            found[text] = number
+            joined[text] = number
     for text, by_step in steps.items():
         if len(by_step) == 1:
             [step] = by_step
-            found[text.replace("step #", f"step {step}")] = by_step[step]
+            joined[text.replace("step #", f"step {step}")] = by_step[step]
         else:
             named_first = text.replace("step #", f"steps {format_ranges(sorted(by_step)).replace(',', ', ')}", 1)
-            found[named_first.replace("step #", "the same step")] = by_step.total()
-    return found
+            joined[named_first.replace("step #", "the same step")] = by_step.total()
+    return joined
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A trial with what it has recorded; ``folder`` of that."""
+    """A trial with its recording, and the recording's folder."""
 
     facts: TrialFacts
     folder: Path
@@ -157,9 +156,9 @@ class Traced:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Of a cell: how its trials compare, or with ``of``, how those that stand for two cells do.
+    """A comparison of a cell's trials; with ``of``, of one trial of the cell and one of the cell ``of``.
 
-    ``trials``: by the names that the comparison has for them.
+    ``trials``: by their names in the comparison.
     """
 
     key: CellKey
@@ -169,25 +168,26 @@ class Divergence:
 
     @property
     def first(self) -> tuple[Traced, Traced, FirstDifference] | None:
-        """One that stands for the others, the one that differs from it first, and where."""
-        found = self.comparison.first
-        return None if found is None else (self.reference, self.trials[found[0]], found[1])
+        """The reference, the trial that differs from it first, and the place of the difference."""
+        first = self.comparison.first
+        return None if first is None else (self.reference, self.trials[first[0]], first[1])
 
     @property
     def reference(self) -> Traced:
+        """A trial that stands for all that agree with it."""
         return self.trials[self.comparison.equal[0]]
 
     @property
     def names(self) -> tuple[str, str, str | None]:
-        """Workload, cell, and the cell that it is compared with."""
+        """Workload, cell, and compared cell."""
         return self.key.workload, self.key.cell, None if self.of is None else self.of.cell
 
     def lines(self) -> Iterator[str]:
-        """What there is to say."""
-        found, places, equal = self.comparison.first, self.comparison.places, self.comparison.equal
+        """The result in sentences."""
+        first, places, equal = self.comparison.first, self.comparison.places, self.comparison.equal
         ranks = max(len(traced.trial.ranks) for traced in self.trials.values())
         who = self.key.cell if self.of is None else f"{self.key.cell} and {self.of.cell}"
-        if found is None:
+        if first is None:
             trial = self.reference.trial
             what = "bit by bit" if trial.tolerance is None else f"within {trial.tolerance:g}"
             size = f"{counted(trial.steps, 'step')}, {counted(ranks, 'rank')}"
@@ -195,7 +195,7 @@ class Divergence:
             yield f"{who}: {same}, {what} ({size})"
             return
         if self.of is not None:
-            yield f"{who}: they compute something else, first in {found[1].text(ranks)}"
+            yield f"{who}: they compute something else, first in {first[1].text(ranks)}"
             return
         if len(equal) > 1:
             names = ", ".join(first_names(sorted(places, key=int), _MOST_NAMES))
@@ -226,11 +226,11 @@ class Divergence:
 def divergences(
     cells: Iterable[tuple[CellKey, Sequence[TrialFacts]]], results: Path, of: Mapping[CellKey, CellKey]
 ) -> Iterator[Divergence]:
-    """Of each cell with recorded trials, then of each such cell and its baseline ``of[key]``.
+    """Compare the recorded trials of each cell, then each such cell with its baseline ``of[key]``.
 
-    Cells are compared as far as each agrees with itself.
+    Cells are compared up to the first difference within one of them.
     """
-    found: dict[CellKey, Divergence] = {}
+    within: dict[CellKey, Divergence] = {}
     for key, facts in cells:
         trials: dict[str, Traced] = {}
         for each in facts:
@@ -238,30 +238,30 @@ def divergences(
             if (trial := read_trial(folder)).ranks:
                 trials[str(each.index)] = Traced(each, folder, trial)
         if trials:
-            found[key] = Divergence(key, trials, compare_trials({name: it.trial for name, it in trials.items()}))
-    yield from (divergence for divergence in found.values() if len(divergence.trials) > 1)
+            within[key] = Divergence(key, trials, compare_trials({name: it.trial for name, it in trials.items()}))
+    yield from (divergence for divergence in within.values() if len(divergence.trials) > 1)
     for key, base in of.items():
-        if key in found and base in found:
-            sides = {"0": found[base].reference, "1": found[key].reference}
-            ends = _first_order(found[base].comparison, found[key].comparison)
+        if key in within and base in within:
+            sides = {"0": within[base].reference, "1": within[key].reference}
+            ends = _first_order(within[base].comparison, within[key].comparison)
             compared = _compare_cells(sides["0"].trial, sides["1"].trial, ends)
             yield Divergence(key, sides, compared, base)
 
 
 def _compare_cells(one: StepTraces, other: StepTraces, ends: tuple[int, int, int] | None) -> TraceComparison:
-    """Of trials that stand for two cells, before ``ends``: from there on trials of one cell differ among themselves."""
-    found = compare_trials({"0": one, "1": other})
-    is_told = found.first is None or ends is None or found.first[1].order < ends
-    return found if is_told else TraceComparison(["0", "1"])
+    """Compare one trial of each cell before ``ends``, where trials within one cell begin to differ."""
+    compared = compare_trials({"0": one, "1": other})
+    is_before = compared.first is None or ends is None or compared.first[1].order < ends
+    return compared if is_before else TraceComparison(["0", "1"])
 
 
 def _first_order(*comparisons: TraceComparison) -> tuple[int, int, int] | None:
-    """Where trials first differ: number of the step, of the event in it, rank."""
+    """The first difference: step, event in it, rank."""
     return min((place.order for each in comparisons for place in each.places.values()), default=None)
 
 
 def compare_recorded(a: Sequence[Path], b: Sequence[Path]) -> str | None:
-    """Whether a cell in B computes what it does in A, of their trial files; ``None`` where one has recorded nothing."""
+    """Whether a cell computes the same in runs A and B, by its trial files; ``None`` if one has no recording."""
     sides = [
         {str(file): read_trial(file.with_suffix("") / FOLDER / "divergence") for file in files} for files in (a, b)
     ]
@@ -270,7 +270,7 @@ def compare_recorded(a: Sequence[Path], b: Sequence[Path]) -> str | None:
 
 
 def compare_sides(a: Mapping[str, StepTraces], b: Mapping[str, StepTraces]) -> str:
-    """Of the trials of a cell in A and in B, as far as those of each agree with each other."""
+    """Compare the trials of a cell in A and in B, up to the first difference within one side."""
     inner = [compare_trials(side) for side in (a, b)]
     one, other = a[inner[0].equal[0]], b[inner[1].equal[0]]
     if one.tolerance != other.tolerance:
@@ -286,10 +286,10 @@ def compare_sides(a: Mapping[str, StepTraces], b: Mapping[str, StepTraces]) -> s
 
 @dataclass(frozen=True)
 class Spot:
-    """A tensor in a step; ``text`` is empty where it was not seen, ``share`` is how hot it is, from 0 to 1.
+    """A tensor in a step; ``text`` is empty if it was not recorded, ``share`` is its heat from 0 to 1.
 
-    ``is_bad``: not finite, above the threshold, or other than in the trials that agree; ``is_first`` of these, in the
-    order of execution.
+    ``is_bad``: not finite, above the threshold, or different from trials that agree. ``is_first``: the first bad spot
+    in the order of execution.
     """
 
     text: str = ""
@@ -300,10 +300,13 @@ class Spot:
 
 @dataclass(frozen=True)
 class Heat:
-    """Tensors of a rank of a trial in the order of execution, each with its last steps, around the first bad one.
+    """Tensors of one rank around the first bad one, in the order of execution, each with its last steps.
 
-    ``what`` is a sentence about what is shown; ``lines`` have the name of each tensor and a spot for each step;
-    ``before`` and ``after`` tensors are left out; ``is_replay``: the trial was run again with collectors.
+    Attributes:
+        what: a caption.
+        lines: the name of each tensor with a spot for each step.
+        before, after: numbers of tensors that are left out.
+        is_replay: the trial was run again with collectors.
     """
 
     trial: TrialFacts
@@ -315,7 +318,7 @@ class Heat:
     is_replay: bool = False
 
     def text(self) -> Iterator[str]:
-        """For a terminal."""
+        """Lines for a terminal."""
         width = max(len(name) for name, _ in self.lines)
         again = "replay of " if self.is_replay else ""
         yield f"{self.trial.key.cell}, {again}trial {self.trial.index}: {self.what}"
@@ -331,15 +334,15 @@ class Heat:
 
 
 @dataclass
-class Found:
-    """Gathers, record by record, what heat lines are drawn of: the first trial of each cell and bad tensor."""
+class CollectorOutput:
+    """Output of collectors, gathered record by record: a heat per cell and bad tensor, names, files."""
 
     bad: dict[tuple[CellKey, str, str], Heat] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     files: list[str] = field(default_factory=list)
 
     def add(self, trial: RecordedTrial, folder: Path) -> None:
-        """``folder``: the results directory."""
+        """Add a trial; ``folder``: the results directory."""
         facts, is_replay = trial.facts, bool(trial.record.get("replay_of"))
         collected = trial.record.get("collected") or {}
         numerics = collected.get("numerics") or {}
@@ -358,7 +361,7 @@ class Found:
             self.files += [f"  {whose}, {name}: problem: {text}" for text in each.get("problems") or ()]
 
     def add_replays(self, results: Path) -> None:
-        """Those that have run with collectors."""
+        """Add replays that ran with collectors."""
         if not (results / REPLAY).is_dir():
             return
         replays = Results(results / REPLAY)
@@ -370,50 +373,50 @@ class Found:
     def divergences(
         self, cells: Sequence[CellTrials], results: Path, of: Mapping[CellKey, CellKey]
     ) -> list[tuple[Divergence, Heat | None]]:
-        """Which trials of each cell, and which cells, differ, with the tensors around the first difference."""
+        """Trials and cells that differ, with the tensors around the first difference."""
         if "divergence" not in self.names:
             return []
-        found = divergences([(cell.key, cell.finished) for cell in cells], results, of)
-        return [(each, None if each.first is None else _heat_of_differences(each)) for each in found]
+        compared = divergences([(cell.key, cell.finished) for cell in cells], results, of)
+        return [(each, None if each.first is None else _heat_of_differences(each)) for each in compared]
 
 
 def all_lines(path: Path) -> Iterator[str]:
-    """What ``pytest-aorta show collected`` prints of a results directory, or of one trial file.
+    """Lines of ``pytest-aorta show collected`` for a results directory or one trial file.
 
     Raises:
-        RequestError: there is nothing at ``path``, no trial, or nothing was collected.
+        RequestError: ``path`` does not exist, has no trial, or nothing was collected.
     """
-    results, found, trials = Results(path), Found(), []
+    results, output, trials = Results(path), CollectorOutput(), []
     for trial in results:
-        found.add(trial, results.folder)
+        output.add(trial, results.folder)
         trials.append(trial.facts)
     if not trials:
         raise results.nothing_found()
     if path.is_dir():
-        found.add_replays(results.folder)
-    if not found.names:
+        output.add_replays(results.folder)
+    if not output.names:
         raise RequestError(f"{path}: nothing was collected; --aorta-collect numerics looks into trials as they run")
     triage, earlier = triage_in_order(trials), EarlierMatrix(results.folder)
     said = [*where_it_starts(with_replays(triage.table(), triage, results.folder))]
-    compared = found.divergences(triage.cells, results.folder, triage.baselines().of)
+    compared = output.divergences(triage.cells, results.folder, triage.baselines().of)
     for divergence, _ in compared:
         said += divergence.lines()
         zoom = earlier.zooms.get(divergence.names)
         said += [f"  {zoom}"] if zoom else []
-    yield from said or [f"{', '.join(sorted(found.names))}: nothing was found"]
-    for heat in [*found.bad.values(), *(heat for _, heat in compared if heat is not None)]:
+    yield from said or [f"{', '.join(sorted(output.names))}: nothing was found"]
+    for heat in [*output.bad.values(), *(heat for _, heat in compared if heat is not None)]:
         yield ""
         yield from heat.text()
-    if found.files:
+    if output.files:
         yield ""
         yield f"files, in {results.folder}:"
-        yield from found.files[:_MOST_FILES]
-    if len(found.files) > _MOST_FILES:
-        yield f"  {counted(len(found.files) - _MOST_FILES, 'other file')}"
+        yield from output.files[:_MOST_FILES]
+    if len(output.files) > _MOST_FILES:
+        yield f"  {counted(len(output.files) - _MOST_FILES, 'other file')}"
 
 
 def _heat_of_values(facts: TrialFacts, numerics: Mapping[str, Any], results: Path) -> Heat | None:
-    """From ``heat.json``; ``None`` where it is gone or cannot be read."""
+    """Read ``heat.json``; ``None`` if it is gone or unreadable."""
     path = (results / facts.file).with_suffix("") / FOLDER / "numerics" / "heat.json"
     try:
         first, limit = numerics["data"]["first"], float((numerics.get("options") or {}).get("threshold", "inf"))
@@ -431,8 +434,8 @@ def _heat_of_values(facts: TrialFacts, numerics: Mapping[str, Any], results: Pat
     if at is None:
         return None
     steps = sorted({each for row in values for each in row if step - window <= each <= step})[-_MOST_STEPS:]
-    shown = range(max(0, at - _BEFORE), min(len(rows), at + _AFTER + 1))
-    seen = [value for number in shown for value in values[number].values()]
+    near = range(max(0, at - _BEFORE), min(len(rows), at + _AFTER + 1))
+    seen = [value for number in near for value in values[number].values()]
     logs = [math.log10(value) for value in seen if 0 < value < math.inf]
     low, high = min(logs, default=0.0), max(logs, default=0.0)
 
@@ -446,19 +449,19 @@ def _heat_of_values(facts: TrialFacts, numerics: Mapping[str, Any], results: Pat
         share = (math.log10(value) - low) / (high - low) if value > 0 and high > low else 0.0
         return Spot(f"{value:.3g}", share)
 
-    lines = tuple((names[number], tuple(spot(number, each) for each in steps)) for number in shown)
+    lines = tuple((names[number], tuple(spot(number, each) for each in steps)) for number in near)
     what = f"rank {first['rank']}, largest absolute value of each tensor, in the order of execution"
-    return Heat(facts, what, tuple(steps), lines, shown.start, len(rows) - shown.stop)
+    return Heat(facts, what, tuple(steps), lines, near.start, len(rows) - near.stop)
 
 
 def _heat_of_differences(divergence: Divergence) -> Heat:
-    """What is equal and what is not around the first difference, in the two trials that differ first."""
+    """Equal and differing tensors around the first difference of two trials."""
     assert divergence.first is not None
     one, other, place = divergence.first
     own, others = (each.trial.ranks.get(place.rank, ()) for each in (other, one))
     near = range(max(0, place.ordinal - 2), min(len(own), place.ordinal + 3))
     events = own[place.ordinal].events if place.ordinal < len(own) else others[place.ordinal].events
-    shown = range(max(0, place.number - _BEFORE), min(len(events), place.number + _AFTER + 1))
+    drawn = range(max(0, place.number - _BEFORE), min(len(events), place.number + _AFTER + 1))
 
     def value(steps: Sequence[Step], ordinal: int, event: str) -> Any:
         return dict(steps[ordinal].row()).get(event) if ordinal < len(steps) else None
@@ -478,8 +481,8 @@ def _heat_of_differences(divergence: Divergence) -> Heat:
         name, _, call = name.partition("#")
         return _EVENTS.get(phase, "{}").format(name) + (f", call {call}" if call else "")
 
-    lines = tuple((short(events[number]), tuple(spots(events[number]))) for number in shown)
+    lines = tuple((short(events[number]), tuple(spots(events[number]))) for number in drawn)
     beside = f"trial {one.facts.index}" if divergence.of is None else f"{one.facts.key.cell}, trial {one.facts.index}"
     what = f"rank {place.rank}, compared with {beside}, in the order of execution"
     steps = tuple(own[ordinal].number for ordinal in near)
-    return Heat(other.facts, what, steps, lines, shown.start, len(events) - shown.stop)
+    return Heat(other.facts, what, steps, lines, drawn.start, len(events) - drawn.stop)

@@ -51,10 +51,10 @@ from pytest_aorta.triage.where import (
 if TYPE_CHECKING:
     from pytest_aorta.triage.sequential import SequentialTest
 
-#: Ways to fail that are judged one by one; with more of them, differences by chance become likely.
+#: At most so many ways to fail are judged one by one; with more, differences by chance become likely.
 WAYS = 5
 
-#: So many cells of a baseline are a search for the one that acts: those that are hopeless end early.
+#: With so many cells, a run is a search for the one that acts, so hopeless cells end early.
 SEARCHED = 4
 
 #: Why a difference is no verdict yet, in a run that ends with its verdicts.
@@ -63,31 +63,31 @@ NOT_CONFIRMED = "fresh trials have not confirmed it yet"
 
 @dataclass(frozen=True)
 class Baselines:
-    """``of``: the baseline of each cell that is compared with one. ``cells``: the baselines themselves."""
+    """``of``: the baseline of each compared cell. ``cells``: the baselines themselves."""
 
     of: dict[CellKey, CellKey]
     cells: tuple[CellKey, ...]
 
     def family(self, baseline: CellKey) -> list[CellKey]:
-        """The cells that are compared with ``baseline``."""
+        """All cells compared with ``baseline``."""
         return [key for key, base in self.of.items() if base == baseline]
 
 
 def choose_baselines(cells: Sequence[CellStatistics], wanted: str | None = None) -> Baselines:
-    """The baseline of each cell.
+    """Choose the baseline of each cell.
 
     Cells of one workload (and test, options) are compared with each other. The baseline is the mitigation set
     ``wanted``, or the cell of that name; else the first cell whose environment or first mitigation is called
-    ``baseline-...``, else the first without mitigations (``none``), else the first of all. Unless one was asked for,
-    cells that never came to their main work are passed over. Each cell is compared with the baseline's mitigation set
-    in its own environment, and that set in other environments with the first of them. A cell of the name ``wanted``
-    is the baseline of all.
+    ``baseline-...``, else the first without mitigations (``none``), else the first. Unless ``wanted`` is given, cells
+    that never reached their main work are skipped. In its own environment, each cell is compared with the baseline's
+    mitigation set; that set in other environments is compared with the first of them. If ``wanted`` names a cell, that
+    cell is the baseline of all others.
     """
     groups: dict[tuple[str, str, str, str], list[CellStatistics]] = {}
     for cell in cells:
         groups.setdefault(cell.key.group(), []).append(cell)
     of: dict[CellKey, CellKey] = {}
-    found: dict[CellKey, None] = {}
+    chosen: dict[CellKey, None] = {}
     for group in groups.values():
         if wanted is None:
             called = (
@@ -101,22 +101,22 @@ def choose_baselines(cells: Sequence[CellStatistics], wanted: str | None = None)
             first = next((cell for cell in group if is_named(wanted, cell.key.cell, cell.mitigations)), None)
         if first is None:
             continue
-        found[first.key] = None
+        chosen[first.key] = None
         everywhere = wanted is not None and wanted == first.key.cell
         same_set = {} if everywhere else {c.environment: c for c in group if c.mitigations == first.mitigations}
         for cell in group:
             if cell is not first:
                 base = same_set.get(cell.environment, first)
                 of[cell.key] = first.key if base is cell else base.key
-                found[of[cell.key]] = None
-    return Baselines(of, tuple(found))
+                chosen[of[cell.key]] = None
+    return Baselines(of, tuple(chosen))
 
 
 def check_baseline(wanted: str, cells: Sequence[tuple[str, Sequence[str]]], source: str = "--aorta-baseline") -> None:
-    """Refuse a baseline that no cell (label, mitigation set) has; ``source`` is where it was asked for.
+    """Refuse a baseline that is no cell (label, mitigation set); ``source``: the option or key that asked for it.
 
     Raises:
-        RequestError: naming the cells that there are.
+        RequestError: with the names of all cells.
     """
     if not any(is_named(wanted, label, mitigations) for label, mitigations in cells):
         known = ", ".join(dict.fromkeys(label for label, _ in cells))
@@ -124,16 +124,16 @@ def check_baseline(wanted: str, cells: Sequence[tuple[str, Sequence[str]]], sour
 
 
 def is_named(wanted: str, label: str, mitigations: Sequence[str]) -> bool:
-    """Whether a user means this cell: by its label, or by its mitigation set (``a,b`` or ``a+b``)."""
+    """Whether ``wanted`` is the cell's label or its mitigation set (``a,b`` or ``a+b``)."""
     return wanted == label or wanted.replace("+", ",") == ",".join(mitigations)
 
 
 @dataclass(frozen=True)
 class SignatureVerdict:
-    """One way to fail, in a cell and in its baseline.
+    """The verdict on one way to fail.
 
-    ``hidden``: in how many trials of the baseline another way to fail may have hidden it, where it is more frequent in
-    the cell, and that may be why; else 0.
+    ``hidden``: if it is more frequent in the cell, the number of the baseline's trials in which another way to fail may
+    have hidden it; else 0.
     """
 
     signature: Signature
@@ -146,14 +146,15 @@ class SignatureVerdict:
 
 @dataclass(frozen=True)
 class Row:
-    """A cell and what is concluded about it; most is ``None`` for a baseline, and where there is nothing to compare.
+    """A cell with its conclusions; most are ``None`` for a baseline, or if there is nothing to compare.
 
     Attributes:
-        operators: what takes another time than in its baseline, where both have a profile.
-        by_signature: where cell or baseline have failed in more than one way.
-        rate_below: of a cell that has not failed: the failure rate is below this, 95 %.
-        start_rate_below: of such a cell whose starts served several trials: the share of starts that fail is below.
-        planned: trials of the plan; ``None`` where no plan says it.
+        operators: operators whose time differs from the baseline's, if both have a profile.
+        by_signature: verdicts on each way to fail, if there are several.
+        rate_below: for a cell without failures: upper 95 % bound on its failure rate.
+        start_rate_below: for such a cell whose starts served several trials: upper bound on the share of failing
+        starts.
+        planned: number of trials in the plan; ``None`` if unknown.
     """
 
     cell: CellStatistics
@@ -169,7 +170,7 @@ class Row:
 
     @property
     def has_verdict(self) -> bool:
-        """Whether the verdict says more than that there is nothing to compare with."""
+        """Whether there is a verdict, rather than nothing to compare with."""
         kind = self.verdict.kind
         return self.comparison is not None or kind not in ("baseline", "undecided") or bool(self.verdict.reason)
 
@@ -179,7 +180,7 @@ class Row:
 
     @property
     def is_on_speed(self) -> bool:
-        """Whether the verdict is one on its step times: then nothing has failed, and no p of failures counts."""
+        """Whether the verdict is on its step times, as nothing has failed."""
         return self.verdict.kind in ("slower", "faster", "similar") or self.verdict.of == "on the speed"
 
     @property
@@ -190,11 +191,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them.
+    """All rows of a triage in the order of the plan.
 
-    ``divergence``: which trials compute something else than others, where the run has looked. ``nodes``: of a sweep.
-    ``replays``: of failed trials that were run again with collectors. ``factorials``: which variables act, of cells
-    that are all combinations of their values.
+    Attributes:
+        warnings, associations: they concern several rows.
+        divergence: trials that compute something else than others, if the run has looked.
+        nodes: comparison of the nodes of a sweep.
+        replays: failed trials that were run again with collectors.
+        factorials: which variables act, for cells that are all combinations of values.
     """
 
     rows: tuple[Row, ...]
@@ -207,7 +211,7 @@ class Table:
     factorials: tuple[Factorial, ...] = ()
 
     def with_replays(self, replays: Sequence[ReplayedCell]) -> Table:
-        """With these replays, and warnings where collectors change the failure rate."""
+        """Add replays, and a warning for each cell whose failure rate collectors change."""
         warnings = (each.warning for each in replays if each.changes_rate)
         return replace(self, replays=tuple(replays), warnings=(*self.warnings, *warnings))
 
@@ -216,22 +220,22 @@ class Table:
 
 
 class Triage:
-    """Trials are added as they end; ``table()`` may be asked for at any time."""
+    """Collects trials as they end; ``table()`` judges them at any time."""
 
     def __init__(self, settings: TriageSettings | None = None) -> None:
         self.settings = settings or TriageSettings()
         self._cells: dict[CellKey, CellTrials] = {}
-        #: The sequential tests so far, of cell, baseline and way to fail.
+        #: Sequential tests by cell, baseline and way to fail.
         self._tests: dict[tuple[CellKey, CellKey, Signature | None], SequentialTest] = {}
-        #: What rounds share, of so many trials.
+        #: Number of trials, and the analysis of their rounds.
         self._shared: tuple[int, Rounds] | None = None
 
     def declare(
         self, key: CellKey, environment: str, mitigations: tuple[str, ...], begun: int | None = None
     ) -> CellTrials:
-        """A cell of the plan, and perhaps the index of a trial that has ``begun``.
+        """Add a cell of the plan, and the index of a trial that has ``begun``.
 
-        Cells are listed in the order in which they are declared, or first have a trial.
+        Cells are listed in the order in which they are declared or first have a trial.
         """
         if (cell := self._cells.get(key)) is None:
             cell = self._cells[key] = CellTrials(key, environment, mitigations)
@@ -240,13 +244,13 @@ class Triage:
         return cell
 
     def keep(self, keys: Collection[CellKey]) -> None:
-        """Forget declared cells that have no trial, and will have none."""
+        """Forget declared cells without trials that are not in ``keys``."""
         for key, cell in list(self._cells.items()):
             if key not in keys and not cell.trials:
                 del self._cells[key]
 
     def add(self, facts: TrialFacts) -> None:
-        """A trial is over."""
+        """Add a finished trial."""
         self.declare(facts.key, facts.environment, facts.mitigations).add(facts)
 
     @property
@@ -254,20 +258,20 @@ class Triage:
         return list(self._cells.values())
 
     def baselines(self) -> Baselines:
-        """Which cell each is compared with by now."""
+        """The present baseline of each cell."""
         return choose_baselines([trials.statistics for trials in self._cells.values()], self.settings.baseline)
 
     def compare(
         self, keys: Sequence[CellKey], baseline: CellKey, family: int, *, sequential: bool = True, ended: bool = False
     ) -> list[tuple[Comparison, Verdict]]:
-        """Of cells against their baseline; if ``sequential``, valid however often one looks.
+        """Compare cells with their baseline; if ``sequential``, the results are valid at any time.
 
-        ``ended``: whether no trial follows, so that the last starts have all of theirs.
+        ``ended``: no trial follows, so the last starts are complete.
         """
         number = len(self.baselines().family(baseline)) if keys else 0
         pairs = [self._pair(key, baseline, number, sequential, ended) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
-        found = []
+        doubted = []
         fewest = 1 if self.settings.power else SEARCHED
         differ = any(verdict.kind in DIFFERENT for _, verdict in judged)
         runs = dependence(self.cells) if differ else None
@@ -293,13 +297,13 @@ class Triage:
             if verdict.kind in DIFFERENT and runs is not None and not outlasts(runs, pair.counts, family):
                 come = "come" if runs.is_significant else "may come"
                 doubt = f"failures {come} in runs: {runs.all_trials} trials say as much as about {runs.independent}"
-            found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
-        return found
+            doubted.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
+        return doubted
 
     def table(self, *, running: bool = False) -> Table:
-        """The verdicts on what is over by now.
+        """The verdicts on all finished trials.
 
-        ``running``: whether more trials will follow, so that only sequential statistics hold.
+        ``running``: more trials will follow, so only sequential statistics hold.
         """
         sequential = running or self.settings.sequential
         cells = {key: trials.statistics for key, trials in self._cells.items()}
@@ -330,7 +334,7 @@ class Triage:
         contradictions = []
         for key, effect in effects(cells, baselines.of).items():
             row = rows[key] = replace(rows[key], effect=effect)
-            # What has the variables of its baseline is a second baseline, whatever its numbers are.
+            # A cell with the variables of its baseline is a second baseline, whatever its numbers are.
             if not effect.is_second_baseline or not row.cell.counted:
                 continue
             rows[key] = replace(row, verdict=Verdict("second baseline", effect.reason))
@@ -349,8 +353,8 @@ class Triage:
                 rows[key] = replace(rows[key], rate_below=below, start_rate_below=of_starts)
         if running:
             return Table(tuple(rows.values()), self.settings, tuple(contradictions))
-        found = associations(self.cells, differ=any(row.verdict.kind in DIFFERENT for row in rows.values()))
-        matched: dict[str, list[bool]] = {}  # of each expression for metrics, whether a line of a trial matches
+        related = associations(self.cells, differ=any(row.verdict.kind in DIFFERENT for row in rows.values()))
+        matched: dict[str, list[bool]] = {}  # per expression for metrics: whether a line of each trial matches it
         for facts in (facts for cell in self.cells for facts in cell.finished if facts.is_counted):
             for name, has_matched in facts.matched:
                 matched.setdefault(name, []).append(has_matched)
@@ -358,41 +362,37 @@ class Triage:
         idle = (f"--aorta-{name} matched in 0 of {number}" for name, number in unmatched)
         checks = [(cell.key, check_forks(cell.finished)) for cell in self.cells]
         forks = (f"{key.label}: {check.sentence}" for key, check in checks if check.differ)
-        warnings = (*found.warnings, *contradictions, *forks, *idle, *slow_ranks(self.cells))
+        warnings = (*related.warnings, *contradictions, *forks, *idle, *slow_ranks(self.cells))
         nodes = tuple(self.nodes()) if self.settings.by_node else ()
-        table = Table(tuple(rows.values()), self.settings, warnings, found, nodes=nodes)
-        if not dependence(self.cells):
-            found_factorials = factorials(
-                self.cells,
-                partial(_paired, ended=True),
-                sequential=sequential,
-                by_rounds=lambda: self.rounds().are_shared,
-            )
-            table = replace(table, factorials=found_factorials)
-        return table
+        table = Table(tuple(rows.values()), self.settings, warnings, related, nodes=nodes)
+        if dependence(self.cells):
+            return table
+        pairs = partial(_paired, ended=True)
+        by_rounds = partial(lambda: self.rounds().are_shared)
+        return replace(table, factorials=factorials(self.cells, pairs, sequential=sequential, by_rounds=by_rounds))
 
     def _refine_by_ways(self, ways: Sequence[SignatureVerdict], verdict: Verdict) -> Verdict:
-        """The verdict where one way to fail may have taken the place of another, or show because that is gone."""
+        """Refine a verdict if one way to fail has replaced another, or shows because another is gone."""
         gone = [way.signature.short for way in ways if way.verdict.kind in ("fixes", "reduces")]
         new = [way.signature.short for way in ways if way.verdict.kind == "worse"]
-        shown = [way.signature.short for way in ways if way.hidden]
+        uncovered = [way.signature.short for way in ways if way.hidden]
         if gone and new and not dependence(self.cells):
             return Verdict("exchanges", of=f"{gone[0]} for {new[0]}")
-        if gone and shown and verdict.kind in ("undecided", "no cure"):
-            return Verdict("leaves", of=shown[0])
+        if gone and uncovered and verdict.kind in ("undecided", "no cure"):
+            return Verdict("leaves", of=uncovered[0])
         return verdict
 
     def nodes(self) -> list[Node]:
-        """See ``compare_nodes``."""
+        """Compare all nodes, see ``compare_nodes``."""
         return compare_nodes((facts for cell in self.cells for facts in cell.finished), self.settings.speed_margin)
 
     def more_starts(self, *, running: bool = True) -> dict[CellKey, int]:
         """How many more processes each cell needs for a verdict; cells that need none are missing.
 
-        ``running``: as in ``table``. Where tests hold at one time only (no ``--aorta-stop=decided``), a run may go on
-        to these numbers: none is named once a clear split would be a difference.
+        ``running``: as in ``table``. Even if tests hold at one time only (no ``--aorta-stop=decided``), a run may go on
+        to these numbers, as they end where a clear split would be a difference.
         """
-        found: dict[CellKey, int] = {}
+        needed: dict[CellKey, int] = {}
         sequential = self.settings.sequential
         baselines = self.baselines()
         for baseline in baselines.cells:
@@ -402,15 +402,15 @@ class Triage:
             judged = self.compare(keys, baseline, len(keys), sequential=sequential, ended=not running)
             for key, (_, verdict) in zip(keys, judged, strict=True):
                 for each in (key, baseline) if verdict.more_starts else ():
-                    found[each] = max(found.get(each, 0), verdict.more_starts or 0)
-        return found
+                    needed[each] = max(needed.get(each, 0), verdict.more_starts or 0)
+        return needed
 
     def _starts(
         self, key: CellKey, baseline: CellKey, family: int, signature: Signature | None = None
     ) -> StartComparison | None:
-        """The test of starts, of a cell or of one of its ways to fail; ``None`` where each trial is one.
+        """The test of starts for a cell or one way to fail; ``None`` if each trial is a start.
 
-        Where all cells share a process, what it has drawn is the same for all of them, and makes no difference.
+        A process that all cells share makes no difference between them.
         """
         cell, base = self._cells[key].statistics, self._cells[baseline].statistics
         if cell.shared_starts is None and base.shared_starts is None:
@@ -427,7 +427,7 @@ class Triage:
         return StartComparison(ours, theirs, seconds, family + 1)
 
     def _pair(self, key: CellKey, baseline: CellKey, family: int, sequential: bool, ended: bool) -> Pair:
-        """The trials of a cell beside those of its baseline, place by place."""
+        """The counts of a cell and its baseline, place by place."""
         cell, base = self._cells[key], self._cells[baseline]
         ours, theirs = cell.statistics, base.statistics
         counts = (ours.failures, ours.counted, theirs.failures, theirs.counted)
@@ -442,17 +442,16 @@ class Triage:
         watched = self._test(key, baseline, ended=ended).comparison() if sequential else None
         rounds = () if sequential else self._rounds(key, baseline)
         starts = self._starts(key, baseline, family)
-        # Where one side ran sooner, a clear difference that no window can show may be the time.
+        # If one side ran sooner, a clear difference that no window can show may come from the time.
         if rounds and not apart and min(ours.counted, theirs.counted) >= ENOUGH:
             told = rates.conditional_p(strata) if strata else rates.difference_p(*counts)
             apart = "time" if told < LEVEL <= rates.least_p(rounds) else ""
         return Pair(baseline, counts, strata or (counts,), rounds, watched, apart, starts)
 
     def _rounds(self, key: CellKey, baseline: CellKey) -> tuple[Counts, ...]:
-        """The trials of a cell beside those of its baseline, round by round and place by place, where rounds matter.
+        """The counts of a cell and its baseline by round and place; empty if rounds do not matter.
 
-        That is where trials of one index have the same seeds, where cells fail together, and where one of both ran
-        sooner than the other.
+        They matter if trials of one index have the same seeds, cells fail together, or one of both ran sooner.
         """
         sides = [self._cells[each].stream() for each in (key, baseline)]
         if pairs := _same_seeds(*sides):
@@ -462,7 +461,7 @@ class Triage:
         return round_counts(*sides)
 
     def rounds(self) -> Rounds:
-        """What the cells of a round share."""
+        """Analyse effects that the cells of a round share."""
         streams = [cell.stream() for cell in self.cells]
         number = sum(map(len, streams))
         if self._shared is None or self._shared[0] != number:
@@ -472,19 +471,19 @@ class Triage:
     def _test(
         self, key: CellKey, baseline: CellKey, signature: Signature | None = None, *, ended: bool = False
     ) -> SequentialTest:
-        """The sequential test of a cell, or of one of its ways to fail, with all pairs that are complete by now."""
+        """The sequential test of a cell or one way to fail, with all complete pairs."""
         from pytest_aorta.triage.sequential import SequentialTest
 
         pairs = _paired(self._cells[baseline], self._cells[key], signature, ended=ended)
         test = self._tests.get((key, baseline, signature))
-        # Trials of another place may come between earlier ones: then these were not the first.
+        # Trials of another place may come before earlier ones: then the test starts anew.
         if test is None or pairs[: len(test.pairs)] != test.pairs:
             test = self._tests[key, baseline, signature] = SequentialTest(self.settings.margin, 1 - LEVEL)
         test.pairs += pairs[len(test.pairs) :]
         return test
 
     def speeds(self, compared: Sequence[CellKey], baseline: CellKey, family: int, *, sequential: bool) -> list[Speed]:
-        """What is known of step times, of cells against their baseline, in a family of so many cells."""
+        """Compare the step times of cells with their baseline; ``family`` cells share the level."""
         of: Subject = "steps" if self._cells[baseline].statistics.steps is not None else "runs"
         times = {
             key: measured(self._cells[key].stream() if sequential else self._cells[key].finished, of)
@@ -492,24 +491,24 @@ class Triage:
         }
         sides = [(times[key], times[baseline]) for key in compared]
         speeds = compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
-        found = []
+        judged = []
         for key, speed in zip(compared, speeds, strict=True):
             speed = replace(speed, of=of)
-            # Clocks change in a night as failure rates do.
+            # Clocks may change overnight.
             if speed.kind != "n/a" and not _overlap(self._cells[key], self._cells[baseline]):
                 speed = replace(speed, kind="undecided", reason="its trials ran at another time")
-            found.append(speed)
-        return found
+            judged.append(speed)
+        return judged
 
     def _ways(
         self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool, *, ended: bool = False
     ) -> dict[CellKey, list[SignatureVerdict]]:
-        """For cells that have, together with their baseline, failed in several ways: the verdict on each way.
+        """Judge each way to fail of cells that have, together with their baseline, failed in several ways.
 
-        Corrected for the number of cells and ways together. A trial that has failed in one way could not fail in
-        another one: so a way that is more frequent is compared among the trials that could have reached it, as a fault
-        is not worse for being no longer hidden. If that makes no difference, the other way comes first. If it does, it
-        is a new one, which may hide others: a way that is rarer is compared among the trials that it has not ended.
+        Corrected for the number of cells and ways together. A trial that failed in one way could not fail in another.
+        So a way that is more frequent is compared among the trials that could have reached it: a fault is not worse for
+        being no longer hidden. If that leaves no difference, the other way comes first. If it leaves one, the way is
+        new and may hide others: a rarer way is compared among the trials that no new way has ended.
         """
         base = self._cells[baseline].statistics
         theirs = base.signature_numbers
@@ -538,26 +537,26 @@ class Triage:
                 asked.append((key, signature))
                 starts = self._starts(key, baseline, len(compared), signature)
                 pairs.append(Pair(baseline, counts, (counts,), watched=watched, starts=starts))
-        found: dict[CellKey, list[SignatureVerdict]] = {}
+        verdicts: dict[CellKey, list[SignatureVerdict]] = {}
         judged = judge(pairs, self.settings.margin, len(compared))
         for (key, signature), pair, (comparison, verdict) in zip(asked, pairs, judged, strict=True):
             cell, (one, _, other, reached) = self._cells[key].statistics, pair.counts
             is_more = one * base.counted > other * cell.counted and verdict.kind != "worse"
             is_more &= rates.difference_p(one, cell.counted, other, base.counted) < LEVEL
-            verdict = replace(verdict, more_trials=None)  # which is asked of cells
+            verdict = replace(verdict, more_trials=None)  # the row says it
             way = SignatureVerdict(signature, one, other, comparison, verdict, is_more * (base.counted - reached))
-            found.setdefault(key, []).append(way)
-        return found
+            verdicts.setdefault(key, []).append(way)
+        return verdicts
 
 
 def _overlap(cell: CellTrials, base: CellTrials) -> bool:
-    """Whether trials of one began while the other still had trials to begin; also where that is not known."""
+    """Whether both cells began trials in a common time; also if their times are unknown."""
     (first, last), (base_first, base_last) = cell.statistics.began, base.statistics.began
     return not (first and base_first) or (last > base_first and base_last > first)
 
 
 def _same_seeds(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> tuple[Counts, ...]:
-    """Trials of one index have the same seeds in a run with ``--aorta-seed``: these are compared as pairs."""
+    """Pairs of trials of one index, which have the same seeds in a run with ``--aorta-seed``; else empty."""
     ours, theirs = ({facts.index: facts for facts in side} for side in (cell, base))
     if any(facts.run_seed is None for facts in (*cell, *base)):
         return ()
@@ -567,18 +566,19 @@ def _same_seeds(cell: Sequence[TrialFacts], base: Sequence[TrialFacts]) -> tuple
 def _paired(
     base: CellTrials, cell: CellTrials, signature: Signature | None = None, *, ended: bool = False
 ) -> list[tuple[float, float]]:
-    """Whether the k-th trial of the baseline in a place, and the k-th of the cell there, have failed (in one way).
+    """Pair the k-th trial of the baseline at a place with the k-th of the cell: have they failed (in one way)?
 
-    Trials of one that ran before the other began, in an earlier run, are none of these: they may have had another rate.
+    Trials of one side that ran before the other began, in an earlier run, are left out: their rate may have been
+    another.
 
-    Where a start has served several trials, it is one observation: the share that has failed of its trials before the
-    first one of a later start of its cell. Which these are does not depend on how trials end, and does not change any
-    more. The last start counts when the run has ``ended``.
+    If a start served several trials, it is one observation: the failed share of its trials before the first trial of a
+    later start. Which trials these are neither depends on their outcomes nor changes later. The last start counts when
+    the run has ``ended``.
     """
     by_place: list[dict[object, list[_Observation]]] = [{}, {}]
-    for found, side in zip(by_place, (base, cell), strict=True):
+    for observations, side in zip(by_place, (base, cell), strict=True):
         for place, began, closed, share in _observations(side.stream(), signature, ended):
-            found.setdefault(place, []).append((began, closed, share))
+            observations.setdefault(place, []).append((began, closed, share))
     pairs = [
         (max(one, other), min(one, other), base_failed, cell_failed)
         for place, trials in by_place[0].items()
@@ -593,7 +593,7 @@ _Observation = tuple[str, int, float]
 
 
 def _since_both(*sides: list[_Observation]) -> list[list[_Observation]]:
-    """Of each side, what began after the other one's first but for the last before; all where times are not known."""
+    """Keep the last observation before the other side began, and all later ones; all if times are unknown."""
     if not all(side and all(began for began, *_ in side) for side in sides):
         return list(sides)
     both = max(side[0][0] for side in sides)
@@ -603,7 +603,7 @@ def _since_both(*sides: list[_Observation]) -> list[list[_Observation]]:
 def _observations(
     stream: Sequence[TrialFacts], signature: Signature | None, ended: bool
 ) -> Iterator[tuple[object, str, int, float]]:
-    """In the order in which starts begin: the place, when, the number of the trial that made it complete, the share."""
+    """Place, begin, number of the trial that completed it, and failed share of each start, in order of their begin."""
     begun = [facts.start is not None and not facts.in_one_process for facts in stream]
     latest, members = -1, dict[int, list[int]]()
     closed: dict[int, int] = {}
@@ -632,7 +632,7 @@ def _observations(
 
 
 def _uncompared(cell: CellStatistics, cells: Mapping[CellKey, CellStatistics], baselines: Baselines) -> Verdict:
-    """The verdict on a cell as far as it is not compared with another one."""
+    """The verdict on a cell without a comparison."""
     if cell.did_not_run:
         return Verdict("did not run")
     if not cell.counted and cell.count("infrastructure", "did not run"):

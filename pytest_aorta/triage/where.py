@@ -1,7 +1,7 @@
-"""Where failures gather: on a device, a host, a rank, in a start, at a time, one behind the other; and which nodes.
+"""Where failures gather: on a device, a host, a rank, in a start, at a time, after another failure; and bad nodes.
 
-The verdicts compare cells as if nothing else told trials apart. What else does is asked here, *within* cells, so that
-cells may have different rates. What is found is no verdict on a cell, but a reason to doubt all of them.
+The verdicts compare cells as if nothing else told trials apart. These tests ask whether anything else does, *within*
+cells, so cells may have different rates. A result is no verdict on a cell, but a reason to doubt all of them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from itertools import chain, pairwise
 from math import comb, exp, expm1, log
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.common.texts import first_names
+from pytest_aorta.common.texts import first_names, join_names
 from pytest_aorta.triage import SPEED_MARGIN
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.draws import shared_starts
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.rates import Counts, Interval, holm, stratified_tails, wilson
+from pytest_aorta.triage.rates import Counts, Interval, holm, p_text, stratified_tails, wilson
 from pytest_aorta.triage.rounds import analyse_rounds, in_order
 from pytest_aorta.triage.speed import within_places
 
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
 
     _Numbers = np.ndarray[Any, np.dtype[Any]]
 
-    #: A number of the failures less what is expected, of each row of residuals.
+    #: One test statistic per row of residuals.
     _Statistic = Callable[[_Numbers], Any]
 
-#: Share of the tables in which anything is said to be associated although nothing is, at most.
+#: Chance that any association is claimed in a table without one, at most.
 ASSOCIATION_LEVEL = 0.01
 
-#: Level of doubts: of a place that runs and trends may only repeat, and of trials that depend on each other.
+#: Level of doubts: about places that may explain runs and trends, and about trials that depend on each other.
 _SUSPICION = 0.05
 
-#: Failures gather at a place if they are so many times as frequent there as elsewhere.
+#: Failures gather at a place if they are at least so many times as frequent there as elsewhere.
 _GATHERED = 3.0
 
-#: Of the failures, one in so many have to be at a place if variables are not to be suspected at all.
+#: Variables are not suspected if all failures are at most so many times the failures at the place.
 _MOST = 1.5
 
-#: A change of the step times that matters, from the first third of a run to the last.
+#: Smaller changes of step times, from the first third of a run to the last, do not matter.
 _SLOWER = 0.05
 
-#: Cells ran by turns if the share of each one's trials in the first half of the run is so close to one half.
+#: Cells ran by turns if the share of each cell's trials in the first half of the run is this close to one half.
 _BY_TURNS = 0.2
 
-#: Failures, and passes, below which nothing is said of their order.
+#: With fewer failures, or passes, their order is not tested.
 _FEWEST = 5
 
-#: Starts, and seeds, that a sentence names.
+#: A sentence names at most so many starts or seeds.
 _MOST_NAMES = 4
 
-#: Permutations in all, and in one step. A test that is clearly not significant ends after a step.
+#: Permutations in all, and in one step; with this many larger statistics, a test ends early.
 _PERMUTATIONS, _STEP, _CLEARLY_NOT = 1999, 200, 20
 
 Factor = Literal[
@@ -64,21 +64,21 @@ Factor = Literal[
     "trial before at its place", "step times",
 ]  # fmt: skip
 
-#: Those that are a place, with what is to be suspected.
+#: Factors that are places, with their names in sentences.
 PLACES: Mapping[Factor, str] = {"host": "the host", "device": "the device", "slot": "the slot", "job": "the job"}
 
-#: What a process draws at its start, first what says most.
+#: Factors drawn at the start of a process, the most specific first.
 SEEDS: tuple[Factor, ...] = ("seed", "hash seed", "start")
 
-#: Those that are the trial before.
+#: Factors about the trial before.
 RUNS: tuple[Factor, ...] = ("trial before in its cell", "trial before at its place", "trial before")
 
 
 @dataclass(frozen=True)
 class Share:
-    """How many of the trials that share something have failed.
+    """Failures of the trials that share one value of a factor.
 
-    ``expected``: how many would have by the rates of their cells alone, which is what they are compared with.
+    ``expected``: number of failures by the rates of their cells alone, for comparison.
     """
 
     name: str
@@ -98,15 +98,15 @@ class Share:
 
 @dataclass(frozen=True)
 class Association:
-    """One test of whether failures have to do with something else than the cell.
+    """One test of whether failures depend on something else than the cell.
 
     Attributes:
         value: where they gather: ``GPU 0``, ``node7``, ``rank 5``; empty for times and for the trial before.
-        failures, trials: of that value; ``all_failures`` of ``all_trials`` in which the factor is known.
-        p: of this test, corrected for the number of values; ``p_adjusted`` for the number of tests as well (Holm).
-        shares: failures by value; by thirds of the run; after a failure and after none. Of ranks the trials are all
-            failures with one cause, of step times there are none.
-        independent: of the trial before: about how many independent trials say as much as all; else ``None``.
+        failures, trials: at that value; ``all_failures`` and ``all_trials``: wherever the factor is known.
+        p: of this test, corrected for the number of values; ``p_adjusted`` also for the number of tests (Holm).
+        shares: failures by value, by thirds of the run, or after a failure and after none. For ranks, the trials are
+            all failures with a known cause. Empty for step times.
+        independent: for the trial before: as many independent trials would say about as much; else ``None``.
     """
 
     factor: Factor
@@ -127,7 +127,7 @@ class Association:
 
     @property
     def is_gathered(self) -> bool:
-        """Whether failures are not only more frequent at this value, but hardly occur elsewhere."""
+        """Whether failures hardly occur at other values, rather than just less often."""
         elsewhere, trials = self.all_failures - self.failures, self.all_trials - self.trials
         if self.factor == "rank":
             return 2 * self.failures > self.all_failures
@@ -136,39 +136,39 @@ class Association:
 
 @dataclass(frozen=True)
 class Associations:
-    """All tests of a table, those that can be made of its trials."""
+    """All tests that the trials of a table allow."""
 
     tests: tuple[Association, ...] = ()
 
     @property
     def significant(self) -> tuple[Association, ...]:
-        """Those that hold: places first, then by p."""
+        """Significant tests: the bad place first, then by p."""
         held = [test for test in self.tests if test.is_significant]
         return tuple(sorted(held, key=lambda test: (test is not self.bad_place, test.p)))
 
     @property
     def bad_place(self) -> Association | None:
-        """Where failures gather, so that the place is to be suspected before any variable."""
+        """The place where failures gather, to be suspected before any variable."""
         held = [test for test in self.tests if test.is_significant and test.factor in PLACES and test.is_gathered]
         return min(held, key=lambda test: test.p, default=None)
 
     @property
     def start(self) -> Association | None:
-        """That failures depend on what a process draws at its start; on a seed, where that decides them."""
+        """The test that failures depend on the start of a process; on a seed, if that decides them."""
         held = [test for test in self.tests if test.is_significant and test.factor in SEEDS]
         return min(held, key=lambda test: SEEDS.index(test.factor), default=None)
 
     @property
     def runs(self) -> Association | None:
-        """That failures come in runs, so that trials say less than their number."""
+        """The test that failures come in runs, so that trials say less than their number."""
         held = [test for test in self.tests if test.is_significant and test.factor in RUNS]
         return min(held, key=lambda test: test.p, default=None)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What holds, but for ``place`` and ``start``, which are conclusions; of several forms of runs the clearest.
+        """Sentences of significant tests, without ``bad_place`` and ``start``, which are conclusions.
 
-        Trials of one round have the same seeds: where these decide, that is why they fail together.
+        Only the clearest kind of runs is named. If seeds decide, trials of one round fail together for that reason.
         """
         by_seed = self.start is not None and self.start.factor != "start"
         explained = (*SEEDS, "order", *RUNS) if by_seed else SEEDS
@@ -176,20 +176,20 @@ class Associations:
         return tuple(test.sentence for test in kept if test.factor not in RUNS or test is self.runs)
 
 
-#: Of a table that nothing was asked of.
+#: For a table without tests.
 NO_ASSOCIATIONS = Associations()
 
 
 def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associations:
-    """Whether failures have to do with a place, a rank, a time, or the trial before.
+    """Test whether failures depend on a place, a rank, a start, a time, or the trial before.
 
-    ``differ``: whether a cell differs from its baseline, so that variables matter besides any place.
+    ``differ``: a cell differs from its baseline, so variables matter besides any place.
 
-    All tests are conditional on how often each cell has failed. Of tables whose trials are exchangeable within their
-    cells, at most the share ``ASSOCIATION_LEVEL`` has any association.
+    All tests are conditional on the number of failures of each cell. If trials are exchangeable within their cells, at
+    most ``ASSOCIATION_LEVEL`` of the tables have any association.
 
-    Devices are compared within their host, slots within host and devices, jobs within host, so that each says what the
-    wider place does not. Trials that do not count, and what is not known of one, are left out. ``docs/statistics.md``
+    Devices are compared within their host, slots within host and devices, jobs within host, so that each says something
+    that the wider place does not. Trials that do not count, and unknown values, are left out. ``docs/statistics.md``
     has the tests.
     """
     trials = _in_order(cells)
@@ -211,16 +211,16 @@ def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associ
 
 
 def dependence(cells: Sequence[CellTrials]) -> Association | None:
-    """The test of the trial before in its cell alone, where it leaves a doubt (p < 0.05) that rounds do not explain.
+    """The test of the trial before in its cell, if it leaves a doubt (p < 0.05) that rounds do not explain.
 
-    No difference between cells is sure then. Where failures of each cell come in runs of five, cells "differ" in half
-    of all tables, and this test misses none of these; at 1 % it would miss one in fifteen.
+    Then no difference between cells is sure. If failures of each cell come in runs of five, cells "differ" in half of
+    all tables; this test catches all of these, and at 1 % would miss one in fifteen.
     """
     trials = _in_order(cells)
-    found = next(_in_time(trials, [*_places(trials), *_first_trials(trials)], RUNS[:1]), None)
-    if found is None or found.p >= _SUSPICION or analyse_rounds([_counted(cell) for cell in cells]).explain_runs:
+    test = next(_in_time(trials, [*_places(trials), *_first_trials(trials)], RUNS[:1]), None)
+    if test is None or test.p >= _SUSPICION or analyse_rounds([_counted(cell) for cell in cells]).explain_runs:
         return None
-    return found
+    return test
 
 
 def _counted(cell: CellTrials) -> list[TrialFacts]:
@@ -229,10 +229,6 @@ def _counted(cell: CellTrials) -> list[TrialFacts]:
 
 def _in_order(cells: Sequence[CellTrials]) -> list[TrialFacts]:
     return in_order([facts for cell in cells for facts in _counted(cell)])
-
-
-def _p(p: float) -> str:
-    return "p < 0.0001" if p < 0.0001 else f"p = {p:.2g}"
 
 
 # Places.
@@ -269,12 +265,12 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
     known = [(facts, values) for facts in trials if (values := _values(factor, facts))]
     if len({values for _, values in known}) < 2:
         return None
-    # Trials of a start may be alike: of one that ran at one place, the first speaks for all; one that ran at several is
-    # compared with itself.
+    # Trials of a start may be alike. If all of them ran at one place, only the first counts; if they ran at several
+    # places, they are compared with each other.
     places_of: dict[Hashable, set[Hashable]] = {}
     for facts, values in known:
         places_of.setdefault((facts.key, facts.start), set()).add(values)
-    # What a trial shares with those that it is compared with.
+    # Trials are compared within a stratum.
     strata: dict[Hashable, list[tuple[TrialFacts, tuple[Any, ...]]]] = {}
     spoken, several_places = set[Hashable](), []
     for facts, values in known:
@@ -311,12 +307,12 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
         parts = {value: value if isinstance(value, tuple) else (value,) for value in values}
         return sorted(parts, key=lambda value: [(isinstance(it, str), str(it).zfill(12)) for it in parts[value]])
 
-    # Each place beside all others that have not been named yet, so that a bad one does not hide a second one.
+    # Compare each place with all others that are not named yet, so that a bad one does not hide a second one.
     held, number, least = set[Any](), 0, 1.0
-    while found := _gathering(strata.values(), held):
-        p, worst = min(found, key=lambda each: each[0])
+    while tested := _gathering(strata.values(), held):
+        p, worst = min(tested, key=lambda each: each[0])
         if not number:
-            number, least = len(found), p
+            number, least = len(tested), p
         elif p >= ASSOCIATION_LEVEL / number / (len(PLACES) + 1):
             break
         held.update(worst)
@@ -328,7 +324,7 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
     names = first_names([name_of(value) for value in in_order(held)], 4)
     test = Association(
         factor,
-        " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))),
+        join_names(names),
         sum(facts.is_failure for facts in there),
         len(there),
         sum(facts.is_failure for facts, _ in known),
@@ -342,19 +338,21 @@ def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Associ
     where = f"{'in' if factor in ('job', 'slot') else 'on'} {test.value}"
     if not test.is_gathered:
         rest = f"{test.all_failures - test.failures} of {test.all_trials - test.trials}"
-        numbers = f"{test.failures} of {test.trials} trials, {rest} ({_p(test.p)})"
+        numbers = f"{test.failures} of {test.trials} trials, {rest} ({p_text(test.p)})"
         return replace(test, sentence=f"more failures {where} than elsewhere: {numbers}")
     suspect = PLACES[factor] + ("s" if len(held) > 1 else "")
     is_all = _MOST * test.failures >= test.all_failures
     suspect += " as well" if differ else ", not the variables" if is_all else "; the others have another cause"
     text = f"{test.failures} of {test.all_failures} failures {where}: suspect {suspect}"
-    return replace(test, sentence=f"{text} ({test.value} ran {test.trials} of {test.all_trials} trials; {_p(test.p)})")
+    return replace(
+        test, sentence=f"{text} ({test.value} ran {test.trials} of {test.all_trials} trials; {p_text(test.p)})"
+    )
 
 
 def _gathering(
     strata: Iterable[Sequence[tuple[TrialFacts, tuple[Any, ...]]]], without: Collection[Any]
 ) -> list[tuple[float, list[Any]]]:
-    """The one-sided p value of each value, or of several that no trial tells apart, such as both devices of a pair."""
+    """The one-sided p of each value; values that no trial tells apart, such as a pair of devices, have one p."""
     tables: dict[Any, list[Counts]] = {}
     members: dict[Any, set[int]] = {}
     for stratum in strata:
@@ -377,7 +375,7 @@ def _gathering(
 
 
 def _starts(trials: Sequence[TrialFacts]) -> Iterator[Association]:
-    """Whether trials of one start end more alike than trials of several, within cells and places."""
+    """Test whether trials of one start end more alike than trials of several, within cells and places."""
     shared = shared_starts(trials)
     known = [each for each in trials if each.start in shared.get(each.key, ()) and not each.in_one_process]
     if not known:
@@ -397,7 +395,7 @@ def _starts(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     member[np.arange(len(known)), groups] = 1 / np.sqrt(sizes)[groups]
 
     def spread(residuals: _Numbers) -> Any:
-        """Between starts: the sum over starts of n (share - share of its cell)^2."""
+        """The sum over starts of n (share - share of the cell)^2."""
         return ((residuals @ member) ** 2).sum(axis=1)
 
     [p] = _permuted(failed, strata, [spread])
@@ -410,18 +408,18 @@ def _starts(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     by_number = dict(sorted(by_number.items()))
     total = (sum(map(sum, by_number.values())), len(known)) * 2
     shares = tuple(Share(f"start {number}", sum(each), len(each)) for number, each in by_number.items())
-    text = f"failures depend on what a process draws at its start: {_describe_starts(starts, by_number)} ({_p(p)})"
+    text = f"failures depend on what a process draws at its start: {_describe_starts(starts, by_number)} ({p_text(p)})"
     yield Association("start", "", *total, p, shares=shares, sentence=text)
 
 
 def _describe_starts(starts: Mapping[tuple[CellKey, int], list[bool]], by_number: Mapping[int, list[bool]]) -> str:
-    """``all 12 in starts 0 and 2, none of 8 in start 1``; without names where starts of one number differ."""
+    """``all 12 in starts 0 and 2, none of 8 in start 1``; no numbers if starts of one number differ."""
     if all(all(each) or not any(each) for each in by_number.values()):
         names: list[str] = []
         for ends in (True, False):
             numbers = [number for number, each in by_number.items() if each[0] is ends]
             said = first_names([str(number) for number in numbers], _MOST_NAMES)
-            where = f"start{'s' * (len(numbers) != 1)} {_listed(said)}"
+            where = f"start{'s' * (len(numbers) != 1)} {join_names(said)}"
             count = sum(len(by_number[number]) for number in numbers)
             names += [f"{'all' if ends else 'none of'} {count} in {where}"] if numbers else []
         return ", ".join(names)
@@ -434,18 +432,12 @@ def _describe_starts(starts: Mapping[tuple[CellKey, int], list[bool]], by_number
     return f"from {sum(least)} of {len(least)} in one start to {sum(most)} of {len(most)} in another"
 
 
-def _listed(names: Sequence[str]) -> str:
-    if not names:
-        return "none"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
 def _hash_seeds(trials: Sequence[TrialFacts]) -> Iterator[Association]:
-    """Whether processes with the same hash seed end alike without an exception, in all cells that have both ends.
+    """Test whether processes with the same hash seed always end alike, in all cells that have failures and passes.
 
-    p is the chance that they do if in each cell those that fail are any of its processes: given those of earlier cells,
-    the number of ways to choose as many processes so that each seed has one outcome, divided by the number of all ways.
-    A start with both ends refutes it. With ``--aorta-seed``, trials of one index share all other seeds, too, so that
+    p is the chance of that if the failing processes of each cell are any of its processes. For each cell, given earlier
+    ones, it is the number of ways to choose them so that each seed has one outcome, divided by the number of all ways.
+    A start with both outcomes refutes it. With ``--aorta-seed``, trials of one index share all other seeds as well, so
     only starts with trials of several indices count.
     """
     units: dict[CellKey, dict[Hashable, list[TrialFacts]]] = {}
@@ -453,40 +445,41 @@ def _hash_seeds(trials: Sequence[TrialFacts]) -> Iterator[Association]:
         if facts.hash_seed is not None and not facts.in_one_process:
             unit = ("of its own", number) if facts.start is None else facts.start
             units.setdefault(facts.key, {}).setdefault(unit, []).append(facts)
-    found = _decided(units, lambda facts: facts.hash_seed)
-    if found is None:
+    decided = _decided(units, lambda facts: facts.hash_seed)
+    if decided is None:
         return
-    outcome, p, *total = found
+    outcome, p, *total = decided
     sides = [
-        _listed(first_names([str(seed) for seed, end in sorted(outcome.items()) if end is side], _MOST_NAMES))
+        join_names(first_names([str(seed) for seed, end in sorted(outcome.items()) if end is side], _MOST_NAMES))
+        or "none"
         for side in (True, False)
     ]
-    text = f"PYTHONHASHSEED decides it: fails with {sides[0]}, passes with {sides[1]} ({_p(p)})"
+    text = f"PYTHONHASHSEED decides it: fails with {sides[0]}, passes with {sides[1]} ({p_text(p)})"
     yield Association("hash seed", "", total[0], total[1], total[0], total[1], p, sentence=text)
 
 
 def _seeds(trials: Sequence[TrialFacts]) -> Iterator[Association]:
-    """The same of ``--aorta-seed``, with which trials of one index have all seeds in common."""
+    """The same test for ``--aorta-seed``, which gives trials of one index the same seeds."""
     units: dict[CellKey, dict[Hashable, list[TrialFacts]]] = {}
     for number, facts in enumerate(trials):
         if facts.run_seed is not None:
             units.setdefault(facts.key, {})[number] = [facts]
-    found = _decided(units, lambda facts: facts.index)
-    if found is None:
+    decided = _decided(units, lambda facts: facts.index)
+    if decided is None:
         return
-    outcome, p, *total = found
+    outcome, p, *total = decided
     bad = sorted(seed for seed, end in outcome.items() if end)
     again = next((facts.file for facts in trials if facts.is_failure and facts.index == bad[0]), "") if bad else ""
-    names = _listed(first_names([str(index) for index in bad], _MOST_NAMES))
+    names = join_names(first_names([str(index) for index in bad], _MOST_NAMES)) or "none"
     text = f"the seed decides it: {len(bad)} of {len(outcome)} trials fail, the same ones in each cell that fails: "
-    text += f"{names} ({_p(p)}); --aorta-replay {again} runs one of them again"
+    text += f"{names} ({p_text(p)}); --aorta-replay {again} runs one of them again"
     yield Association("seed", "", total[0], total[1], total[0], total[1], p, sentence=text)
 
 
 def _decided(
     units: Mapping[CellKey, Mapping[Hashable, list[TrialFacts]]], seed_of: Callable[[TrialFacts], int | None]
 ) -> tuple[dict[int, bool], float, int, int] | None:
-    """Which seeds fail, p, failures and trials; ``None`` where no seed comes back in a cell with both ends."""
+    """Outcome of each seed, p, failures and trials; ``None`` if no seed occurs twice in cells with both outcomes."""
     outcome: dict[int, bool] = {}
     seeds, p, is_decided, asked = Counter[int](), 1.0, True, 0
     failures = number_of_trials = 0
@@ -521,7 +514,7 @@ def _decided(
 
 
 def _ways_to_agree(sizes: Iterable[int], failed: int) -> int:
-    """Ways to choose whole groups of these sizes that have so many members together."""
+    """Number of ways to choose whole groups of these sizes with so many members together."""
     ways = [1] + [0] * failed
     for size in sizes:
         for total in range(failed, size - 1, -1):
@@ -533,7 +526,7 @@ def _ways_to_agree(sizes: Iterable[int], failed: int) -> int:
 
 
 def _firsts(trials: Sequence[TrialFacts]) -> list[TrialFacts]:
-    """The first trial of each cell: it may compile, download or warm up what the others find."""
+    """The first trial of each cell, which may compile, download or warm up for the others."""
     return list({facts.key: facts for facts in reversed(trials)}.values())
 
 
@@ -554,7 +547,7 @@ def _first_trials(trials: Sequence[TrialFacts]) -> Iterator[Association]:
         expected = sum((one + later) / (own + more) for one, own, later, more in tables)
         text = (
             f"the first trial of a cell fails more often than later ones: {failed} of {count}, {rest} of {others} "
-            f"({_p(p)}); look at what only it does, such as to compile or to download"
+            f"({p_text(p)}); look at what only it does, such as to compile or to download"
         )
         yield Association(
             "first trial", "", failed, count, failed + rest, count + others, p,
@@ -576,22 +569,22 @@ def _ranks(trials: Sequence[TrialFacts]) -> Iterator[Association]:
 
     sizes, number = Counter(size for _, size in causes), Counter(rank for rank, _ in causes)
     most = max(sizes)
-    found = {}
+    p_values = {}
     for rank, count in number.items():
-        # The chance that a rank is the cause so often if all are alike: of each failure it is one of its ranks.
+        # The chance that a rank is the cause so often if each rank of a failure is equally likely to be it.
         sums = np.ones(1)
         for size, failures in sizes.items():
             for _ in range(failures if size > rank else 0):
                 sums = np.convolve(sums, np.array([1 - 1 / size, 1 / size]))
-        found[rank] = min(1.0, most * float(sums[count:].sum()))
-    rank = min(found, key=lambda each: (found[each], each))
+        p_values[rank] = min(1.0, most * float(sums[count:].sum()))
+    rank = min(p_values, key=lambda each: (p_values[each], each))
     text = (
         f"rank {rank} is the cause in {number[rank]} of {len(causes)} failures: look at its device, its host, "
-        f"and what only it does ({_p(found[rank])})"
+        f"and what only it does ({p_text(p_values[rank])})"
     )
     shares = tuple(Share(f"rank {each}", number[each], len(causes)) for each in range(most))
     counts = (number[rank], len(causes), len(causes), len(causes))
-    yield Association("rank", f"rank {rank}", *counts, found[rank], shares=shares, sentence=text)
+    yield Association("rank", f"rank {rank}", *counts, p_values[rank], shares=shares, sentence=text)
 
 
 # Order in time, and the trial before.
@@ -600,7 +593,7 @@ def _ranks(trials: Sequence[TrialFacts]) -> Iterator[Association]:
 def _in_time(
     trials: Sequence[TrialFacts], places: Sequence[Association], factors: Collection[Factor]
 ) -> Iterator[Association]:
-    """``trials`` in run order. Only trials of one start are exchanged; of places that differ, those at the same one."""
+    """Tests of the order; ``trials`` in run order. Trials are exchanged within one start, and within suspect places."""
     count, number = len(trials), sum(facts.is_failure for facts in trials)
     if min(number, count - number) < _FEWEST or not all(facts.started_at for facts in trials):
         return
@@ -627,7 +620,7 @@ def _in_time(
         ]
         text = (
             f"the failure rate changes over the run: {shares[0].failures} of {shares[0].trials} in its first third, "
-            f"{shares[2].failures} of {shares[2].trials} in its last ({_p(p_values[0])}); {_meaning(trials)}"
+            f"{shares[2].failures} of {shares[2].trials} in its last ({p_text(p_values[0])}); {_meaning(trials)}"
         )
         counts = (number, count, number, count)
         yield Association("order", "", *counts, p_values.pop(0), shares=tuple(shares), sentence=text)
@@ -636,7 +629,7 @@ def _in_time(
 
 
 def _chains(trials: Sequence[TrialFacts]) -> dict[Factor, tuple[_Numbers, _Numbers]]:
-    """Each trial with the one before, in three senses; where two are the same, the first."""
+    """Pairs of each trial and the one before, in three senses; of equal ones only the first."""
     import numpy as np
 
     senses: dict[Factor, list[Hashable]] = {
@@ -644,14 +637,14 @@ def _chains(trials: Sequence[TrialFacts]) -> dict[Factor, tuple[_Numbers, _Numbe
         "trial before": [None] * len(trials),
         "trial before at its place": [(facts.place.key, facts.place.slot) for facts in trials],
     }
-    found: dict[tuple[tuple[int, int], ...], Factor] = {}
+    chains: dict[tuple[tuple[int, int], ...], Factor] = {}
     for factor, groups in senses.items():
         members: dict[Hashable, list[int]] = {}
         for index, group in enumerate(groups):
             members.setdefault(group, []).append(index)
         if pairs := tuple(chain.from_iterable(pairwise(each) for each in members.values())):
-            found.setdefault(pairs, factor)
-    return {factor: (np.array(pairs)[:, 0], np.array(pairs)[:, 1]) for pairs, factor in found.items()}
+            chains.setdefault(pairs, factor)
+    return {factor: (np.array(pairs)[:, 0], np.array(pairs)[:, 1]) for pairs, factor in chains.items()}
 
 
 def _trend(residuals: _Numbers) -> Any:
@@ -671,7 +664,7 @@ def _numbered(strata: Iterable[Hashable]) -> _Numbers:
 
 
 def _centred(values: _Numbers, strata: _Numbers) -> Any:
-    """Values less the mean of their stratum."""
+    """Values minus the mean of their stratum."""
     import numpy as np
 
     return values - (np.bincount(strata, values) / np.bincount(strata))[strata]
@@ -680,7 +673,7 @@ def _centred(values: _Numbers, strata: _Numbers) -> Any:
 def _permuted(values: _Numbers, strata: _Numbers, statistics: Sequence[_Statistic]) -> list[float]:
     """The p value of each statistic: the share of permutations within the strata in which it is as large.
 
-    The same numbers give the same p values. Where all of these are clearly large, a few permutations do (Besag &
+    Equal inputs give equal p values. If all p are clearly large, a few permutations are enough (Besag &
     Clifford 1991, "Sequential Monte Carlo p-values").
     """
     import numpy as np
@@ -688,7 +681,7 @@ def _permuted(values: _Numbers, strata: _Numbers, statistics: Sequence[_Statisti
     generator, grouped = np.random.default_rng(len(values)), np.argsort(strata, kind="stable")
     residuals = _centred(values, strata)
     observed = np.array([statistic(residuals[None])[0] for statistic in statistics])
-    # Equal but for rounding counts as equal.
+    # Rounding must not tell equal statistics apart.
     observed -= 1e-9 * (1 + np.abs(observed))
     as_large, made = np.zeros(len(statistics)), 0
     while made < _PERMUTATIONS and (made == 0 or as_large.min() < _CLEARLY_NOT):
@@ -702,7 +695,7 @@ def _permuted(values: _Numbers, strata: _Numbers, statistics: Sequence[_Statisti
 
 
 def _meaning(trials: Sequence[TrialFacts]) -> str:
-    """What a change over the run means for the comparison of cells."""
+    """The meaning of a change over the run for the comparison of cells."""
     halves: dict[CellKey, list[bool]] = {}
     for index, facts in enumerate(trials):
         halves.setdefault(facts.key, []).append(index < len(trials) / 2)
@@ -712,7 +705,7 @@ def _meaning(trials: Sequence[TrialFacts]) -> str:
 
 
 def _step_times(trials: Sequence[TrialFacts]) -> Iterator[Association]:
-    """A change that is too small to matter has a p value of 1."""
+    """Test whether step times change over the run; p is 1 if the change is too small to matter."""
     timed = [facts for facts in trials if facts.steps is not None]
     if len(timed) < _FEWEST or not all(facts.started_at for facts in timed):
         return
@@ -723,7 +716,7 @@ def _step_times(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     residuals = _centred(times, cells)
     change = expm1(float(residuals[-third:].mean() - residuals[:third].mean()))
     p = _permuted(times, cells, [_trend])[0] if abs(change) >= _SLOWER else 1.0
-    text = f"step times change over the run: {change:+.0%} from its first third to its last ({_p(p)})"
+    text = f"step times change over the run: {change:+.0%} from its first third to its last ({p_text(p)})"
     yield Association("step times", "", 0, count, 0, count, p, sentence=f"{text}; {_meaning(timed)}")
 
 
@@ -733,14 +726,14 @@ def _run(factor: Factor, failed: _Numbers, strata: _Numbers, pairs: tuple[_Numbe
     first, second = pairs
     counts, sums = np.bincount(strata), np.bincount(strata, failed)
     rates = (sums / counts)[strata]
-    # Of two trials of one stratum, the second is drawn from what is left.
+    # The second of two trials of one stratum is drawn from the remaining ones.
     left = ((sums - 1) / np.maximum(counts - 1, 1))[strata]
     same = strata[first] == strata[second]
     expected = float(np.where(same, rates[first] * left[first], rates[first] * rates[second]).sum())
     both = int((failed[first] * failed[second]).sum())
     residuals = failed - rates
     spread = float((rates[first] * (1 - rates[first])).sum())
-    # An estimate from residuals is too low by about one over the length of a stratum.
+    # Estimates from residuals are too low by about one over the size of the stratum.
     correlation = float((residuals[first] * residuals[second]).sum()) / spread if spread else 0.0
     correlation = min(0.99, max(0.0, correlation + float((same / counts[strata[first]]).mean())))
     independent = max(1, round(len(failed) * (1 - correlation) / (1 + correlation)))
@@ -750,32 +743,32 @@ def _run(factor: Factor, failed: _Numbers, strata: _Numbers, pairs: tuple[_Numbe
     where = factor.removeprefix("trial before")
     text = (
         f"failures come in runs: a trial failed as the one before{where.replace(' its', ' the same') or ' it'} did "
-        f"{both} times, by chance it would be about {expected:.0f} ({_p(p)}); "
+        f"{both} times, by chance it would be about {expected:.0f} ({p_text(p)}); "
         f"{len(failed)} trials say as much as about {independent} independent ones"
     )
     total = (int(failed.sum()), len(failed)) * 2
     return Association(factor, "", *total, p, shares=(after, after_none), sentence=text, independent=independent)
 
 
-# Nodes of a sweep, each beside all others that have not been named yet: so that a bad node does not hide a second one.
+# Nodes of a sweep: each is compared with all others that are not named yet, so that a bad node does not hide a second.
 # The p values are one-sided and corrected for all nodes and both questions (Bonferroni).
 
-#: Of tables whose nodes are alike, at most this share names any.
+#: Chance that any node is named although all are alike, at most.
 NODE_LEVEL = 0.01
 
-#: Questions that are asked of each node: trials that did not pass, and slower steps.
+#: Two questions about each node: do fewer trials pass, and are its steps slower?
 _QUESTIONS = 2
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node, and what its trials say beside those of the nodes that it was compared with.
+    """A node compared with others.
 
     Attributes:
-        trials: that say something of it: all but those that were interrupted; and of the ``others``.
-        bad: of these, those that failed, hung, or came to no result.
+        trials: its trials that were not interrupted; ``others``: trials on the other nodes.
+        bad, others_bad: of these, trials that failed, hung, or had no result.
         p_bad: of "as often as on the others", one-sided, corrected.
-        ratio: of its step times to those of the others; ``None`` where none were measured on both sides.
+        ratio: of its step times to the others'; ``None`` without step times on both sides.
         p_slow: of "slower by no more than the margin", one-sided, corrected.
     """
 
@@ -790,19 +783,19 @@ class Node:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it stands out, as parts of a sentence; empty where it does not."""
-        found = []
+        """Why it stands out, as parts of a sentence; empty if it does not."""
+        reasons = []
         if self.p_bad < NODE_LEVEL:
             rest = f"{self.others_bad} of {self.others} on the others"
-            found.append(f"{self.bad} of {self.trials} trials did not pass, {rest} ({_p(self.p_bad)})")
+            reasons.append(f"{self.bad} of {self.trials} trials did not pass, {rest} ({p_text(self.p_bad)})")
         if self.p_slow < NODE_LEVEL and self.ratio is not None:
             once = "" if self.trials > 1 else " in its only trial"
-            found.append(f"{self.ratio - 1:.0%} slower{once} ({_p(self.p_slow)})")
-        return tuple(found)
+            reasons.append(f"{self.ratio - 1:.0%} slower{once} ({p_text(self.p_slow)})")
+        return tuple(reasons)
 
 
 def compare_nodes(trials: Iterable[TrialFacts], margin: float = SPEED_MARGIN) -> list[Node]:
-    """All nodes by name; empty where there are not two. ``margin``: of step times, see ``TriageSettings``."""
+    """Compare all nodes, by name; empty with fewer than two. ``margin``: ignore smaller changes of step times."""
     table: dict[CellKey, dict[str, list[TrialFacts]]] = {}
     for facts in trials:
         if facts.place.host is not None and facts.outcome not in ("interrupted", "in doubt"):
@@ -842,7 +835,7 @@ def _node(
     p_bad = min(1.0, family * stratified_tails(compared)[1]) if compared and bad else 1.0
     if not times:
         return Node(name, trials, bad, others_bad, others, p_bad)
-    # A t test within cells, with one variance: so that a node with one trial is compared with the spread of all others.
+    # A t test within cells with one variance, so that one trial of a node is enough.
     difference, error, freedom = within_places(times)
     excess, p_slow = difference - log(1 + margin), 1.0
     if freedom >= 1 and excess > 0:
@@ -853,12 +846,12 @@ def _node(
 
 
 def trials_needed(nodes: int) -> int:
-    """Trials on each of so many nodes by which one that never passes stands out, where all others pass."""
+    """Trials on each of ``nodes`` nodes so that one that never passes stands out if all others pass."""
     return next(each for each in range(1, 100) if nodes * _QUESTIONS / comb(nodes * each, each) < NODE_LEVEL)
 
 
 def node_sentences(nodes: Sequence[Node]) -> Iterator[str]:
-    """One for each node that stands out, and the list of them for ``drain``."""
+    """One sentence for each node that stands out, and the list of them to drain."""
     suspects = [node for node in nodes if node.reasons]
     for node in suspects:
         yield f"{node.name}: {'; '.join(node.reasons)}"

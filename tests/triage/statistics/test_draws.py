@@ -38,7 +38,7 @@ def in_starts(
 
 
 def pure(failed: int, all_: int, trials: int = 8) -> tuple[Start, ...]:
-    return tuple(Start(trials if number < failed else 0, trials, number) for number in range(all_))
+    return tuple(Start(trials if number < failed else 0, trials) for number in range(all_))
 
 
 def kinds(table: Table) -> list[str]:
@@ -70,7 +70,7 @@ def test_the_p_value_is_the_share_of_exchanges_that_are_as_extreme() -> None:
 
 def test_starts_are_exchanged_within_their_place() -> None:
     def at(place: str, *shares: int) -> tuple[Start, ...]:
-        return tuple(Start(share, 4, number, place) for number, share in enumerate(shares))
+        return tuple(Start(share, 4, place) for share in shares)
 
     # Where one place fails always, and the other never, cells do not differ.
     assert starts_p((*at("a", 4, 4, 4), *at("b", 0)), (*at("a", 4), *at("b", 0, 0, 0))) == 1
