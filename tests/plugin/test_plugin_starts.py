@@ -67,17 +67,17 @@ def test_the_trials_of_a_class_whose_import_is_quick_are_processes_of_their_own(
     assert len(metrics) == 12
 
 
-def test_fork_means_one_start_and_says_so(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("options", "starts"),
+    [(("--aorta-isolation", "fork"), [0, 0, 0, 0]), (("-o", "aorta_zygotes=2"), [0, 0, 1, 1])],
+    ids=["fork", "a number"],
+)
+def test_the_number_of_starts_may_be_given(stage: Stage, options: tuple[str, str], starts: list[int]) -> None:
     stage.write(draws=_CLASS)
-    result = stage.run("draws.py", "--aorta-trials", "6", "--aorta-isolation", "fork")
-    assert {trial["zygote"] for trial in stage.trials().values()} == {0}
-    assert "what a process draws once (hash seed, addresses, imports) is the same in all trials" in text(result)
-
-
-def test_a_number_of_starts_may_be_given(stage: Stage) -> None:
-    stage.write(draws=_CLASS)
-    stage.run("draws.py", "--aorta-trials", "6", "-o", "aorta_zygotes=2")
-    assert sorted(trial["zygote"] for trial in stage.trials().values()) == [0, 0, 0, 1, 1, 1]
+    result = stage.run("draws.py", "--aorta-trials", "4", *options)
+    assert sorted(trial["zygote"] for trial in stage.trials().values()) == starts
+    says = "what a process draws once (hash seed, addresses, imports) is the same in all trials" in text(result)
+    assert says == ("fork" in options)
 
 
 @pytest.mark.parametrize("source", ["command", "class"])
