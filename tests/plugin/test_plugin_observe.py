@@ -18,12 +18,12 @@ pytestmark = pytest.mark.usefixtures("as_users_have_it")
 _TELLS = """
 import os, subprocess, sys
 import helper
-found = [name for name in ("kill", "killpg", "waitpid") if getattr(os, name).__module__ != "posix"]
-found += ["excepthook"] if sys.excepthook.__module__ != "sys" else []
+changed = [name for name in ("kill", "killpg", "waitpid") if getattr(os, name).__module__ != "posix"]
+changed += ["excepthook"] if sys.excepthook.__module__ != "sys" else []
 import _posixsubprocess
-found += ["fork_exec"] if type(_posixsubprocess.fork_exec).__name__ != "builtin_function_or_method" else []
-found += ["injected"] if "bootstrap" in str(getattr(sys.modules.get("sitecustomize"), "__file__", "")) else []
-print("changed:", *found)
+changed += ["fork_exec"] if type(_posixsubprocess.fork_exec).__name__ != "builtin_function_or_method" else []
+changed += ["injected"] if "bootstrap" in str(getattr(sys.modules.get("sitecustomize"), "__file__", "")) else []
+print("changed:", *changed)
 """
 
 

@@ -63,7 +63,7 @@ def test_every_ending_has_its_status_and_its_word(every: tuple[Stage, pytest.Run
     stage, result = every
     seen = {trial["workload"]: (trial["exit_status"], failure_of(trial)) for trial in stage.trials().values()}
     shown = shown_in(stage, result)
-    assert {name: Seen(*found, shown[f"{name}[local-none-0]"]) for name, found in seen.items()} == TABLE
+    assert {name: Seen(*ends, shown[f"{name}[local-none-0]"]) for name, ends in seen.items()} == TABLE
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     notes = stage.trial("LeavesThingsBehind/trial_0.json")["result"]["failure_details"]
     assert [note["note"].partition(" (pid")[0] for note in notes] == ["sleep"]
@@ -230,7 +230,7 @@ def failure_of(trial: dict[str, Any]) -> str:
 
 def shown_in(stage: Stage, result: pytest.RunResult) -> dict[str, str]:
     """Of a run with ``-v``: the words of every item, and the section that its report is in, by its name."""
-    shown = {name: " ".join(found) for name, found in stage.words(result).items()}
+    shown = {name: " ".join(words) for name, words in stage.words(result).items()}
     section = ""
     for line in result.outlines:
         if match := re.fullmatch(r"=+ (ERRORS|FAILURES|.*) =+", line):
