@@ -399,9 +399,9 @@ _REGEX = "trials.output:checked_regex"
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "commands as trials": (
         Setting("command", "trials.command_line:checked_command", "CMD", "run this command (repeat)", separator="\n"),
-        Setting("fail-on", _REGEX, "RE", "a line that matches fails a command (repeat)", separator="\n"),
+        Setting("fail-on", _REGEX, "RE", "a matching line fails a command (repeat)", separator="\n"),
         Setting("pass-on", _REGEX, "RE", "a command passes only if a line matches (repeat)", separator="\n"),
-        Setting("skip-on", _REGEX, "RE", "a line that matches: this command cannot judge (repeat)", separator="\n"),
+        Setting("skip-on", _REGEX, "RE", "a matching line means: cannot judge (repeat)", separator="\n"),
         Setting(
             "metric",
             "trials.output:checked_metric",
@@ -416,7 +416,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "auto, a format, jsonl:F, tensorboard:D (repeat)",
             separator="\n",
         ),
-        Setting("fail-on-nonfinite", switch, "", "any value that is NaN or infinite fails a command"),
+        Setting("fail-on-nonfinite", switch, "", "any NaN or infinite value fails a command"),
         Setting("allow-nonfinite", name, "NAME", "this value may be NaN or infinite (repeat)", separator=";"),
         Setting("depends", name, "PATH", "a command's result depends on this file (repeat)", separator=";"),
         Setting("observe", choice("none", "exits", "full"), "HOW", "how a command is watched: none, exits, full"),
@@ -428,7 +428,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("mitigations", mitigation_set, "A,B", "a set of names or K=V; repeat for more", "none", separator=";"),
         Setting("vary", variations, "K=1,2", "an axis of values of a variable (repeat)", separator=";"),
         Setting("extra-env", pairs, "K=V", "variables on top of all mitigations (repeat)", separator=f";{NEXT_PAIR}"),
-        Setting("steps", positive_int, "N", "number of steps, for workloads that have any"),
+        Setting("steps", positive_int, "N", "number of steps, for workloads with steps"),
         Setting("config", key_value, "K=V", "an option of the workload (repeat)", separator=";"),
         Setting("collect", names, "A,B", "collectors, with options: numerics:window=9"),
         Setting("collect-on-failure", switch, "", "run failed trials again at the end, with the collectors"),
@@ -451,16 +451,16 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "auto",
         ),
         Setting("zygotes", positive_int, "N", "prepared processes of each cell of a class", scope="ini"),
-        Setting("preload", preload, "HOW", "once per cell: auto, none, torch,numpy", "auto"),
+        Setting("preload", preload, "HOW", "modules to import once per cell: auto, none, A,B", "auto"),
         Setting("cwd", choice("here", "fresh", "copy"), "HOW", "working directory: here, fresh or copy", "here"),
         Setting("timeout", seconds, "SEC", "deadline of a trial, and of its import"),
         Setting("stall-timeout", seconds, "SEC", "longest time without progress() in setup() or run()", scope="ini"),
-        Setting("grace", grace, "SEC", "from SIGTERM to SIGKILL for a trial that has to end", "5", scope="ini"),
-        Setting("memory", size, "SIZE", "memory that each process may allocate, such as 8G"),
-        Setting("log-limit", size, "SIZE", "of a longer log, only head and tail are kept", "64M", scope="ini"),
+        Setting("grace", grace, "SEC", "time from SIGTERM to SIGKILL, to end a trial", "5", scope="ini"),
+        Setting("memory", size, "SIZE", "most memory of each process, such as 8G"),
+        Setting("log-limit", size, "SIZE", "keep head and tail of logs above this size", "64M", scope="ini"),
         Setting("slots", slots, "N", "trials at a time: N or auto[,own-cores]", "1"),
         Setting("devices", devices, "LIST", "GPUs to lease to trials, such as 0-3; none hides all"),
-        Setting("host", name, "SPEC", "run trials there: popen, ssh=... as in --tx (repeat)", separator=";"),
+        Setting("host", name, "SPEC", "host for trials: popen, ssh=... as in --tx (repeat)", separator=";"),
         Setting("nproc", positive_int, "N", "ranks of a distributed workload (default: its minimum)"),
         Setting(
             "launcher",
@@ -478,8 +478,8 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
     ),
     "which trials, and when to stop": (
-        Setting("resume", switch, "", "run only trials that have no result of this request"),
-        Setting("shard", shard, "I/N", "run part I of N of what is collected"),
+        Setting("resume", switch, "", "keep results of equal requests, run the rest"),
+        Setting("shard", shard, "I/N", "run part I of N of the collected items"),
         Setting(
             "where",
             "common.conditions:parse_condition",
@@ -503,7 +503,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("report", file, "FILE", "write an HTML report of the results directory"),
         Setting("baseline", name, "CELL", "cell or mitigation set to compare with (default none)"),
         Setting("margin", "triage:margin", "P", "the same rate: within P of the baseline's", "50%,0.1", scope="ini"),
-        Setting("speed-margin", share, "P", "changes of step times that are none", "0.05"),
+        Setting("speed-margin", share, "P", "ignore step-time changes below this", "0.05"),
         Setting(
             "gate",
             "triage.gates:parse_gate",
@@ -520,9 +520,9 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "bisect", "search:bisect_request", "JSON", "which of its cells changes the failure rate", scope="internal"
         ),
         Setting("build", name, "CMD", "makes the working tree of a commit ready", scope="internal"),
-        Setting("max-trials", positive_int, "N", "all trials of a search together", "2000", scope="internal"),
+        Setting("max-trials", positive_int, "N", "most trials of a search", "2000", scope="internal"),
         Setting("units", lines, "NAMES", "only these directories, cells and trials of a recipe", scope="internal"),
-        Setting("since", name, "TIME", "keep no trial of a recipe that has begun before", scope="internal"),
+        Setting("since", name, "TIME", "keep no trial of a recipe from before this time", scope="internal"),
         Setting("actions", name, "PATTERN", "only these actions of a recipe", scope="internal"),
     ),
 }

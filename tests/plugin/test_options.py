@@ -211,9 +211,9 @@ def test_what_ends_a_run_decides_how_many_trials_there_are_at_most(pytester: pyt
 
 
 def test_a_search_has_two_cells(pytester: pytest.Pytester) -> None:
-    found = searched(pytester, "a,b", "--aorta-mitigations", "c")
-    assert found.mitigations == (("c",), ("a", "b"))
-    assert (found.triage.baseline, found.max_trials, found.triage.sequential) == ("c", 7, True)
+    selection = searched(pytester, "a,b", "--aorta-mitigations", "c")
+    assert selection.mitigations == (("c",), ("a", "b"))
+    assert (selection.triage.baseline, selection.max_trials, selection.triage.sequential) == ("c", 7, True)
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ def signatures(stage: Stage) -> list[list[str]]:
 
 
 def cells(stage: Stage) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((stage.results / "matrix.json").read_text())["cells"]
-    return found
+    listed: list[dict[str, Any]] = json.loads((stage.results / "matrix.json").read_text())["cells"]
+    return listed
 
 
 # A failure is a failure
@@ -194,9 +194,9 @@ def test_each_format_is_read_by_its_name_and_by_itself(stage: Stage) -> None:
         stage.run_here(*words, *sources)
         for name, (_, metrics, step) in LOGS.items():
             trial = stage.trial(f"command-prints-{name}.txt/trial_0.json")
-            found = trial["result"]
-            assert (trial["exit_status"], found["executed_iterations"]) == ("ok", step), name
-            assert {key: found["metrics"][key] for key in metrics} == metrics
+            result = trial["result"]
+            assert (trial["exit_status"], result["executed_iterations"]) == ("ok", step), name
+            assert {key: result["metrics"][key] for key in metrics} == metrics
 
 
 # Grouping

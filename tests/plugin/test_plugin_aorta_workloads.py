@@ -83,8 +83,8 @@ class Queues(Workload):
 
     def run(self):
         names = ("GPU_MAX_HW_QUEUES", "OTHER_DEFAULT")
-        found = {name: os.environ.get(name) for name in names}
-        return WorkloadResult(True, metrics={**found, "import": AT_IMPORT[1], **self.config["_aorta_trial_env"]})
+        variables = {name: os.environ.get(name) for name in names}
+        return WorkloadResult(True, metrics={**variables, "import": AT_IMPORT[1], **self.config["_aorta_trial_env"]})
 
 class Race(Workload):
     '''Leaves the process group to its runner, and finds something in each rank.'''
@@ -126,24 +126,24 @@ def aorta(stage: Stage) -> Stage:
 
 def metrics(stage: Stage) -> dict[str, Any]:
     (trial,) = stage.trials().values()
-    found = trial["result"]["metrics"]
-    assert isinstance(found, dict)
-    return found
+    recorded = trial["result"]["metrics"]
+    assert isinstance(recorded, dict)
+    return recorded
 
 
 @pytest.mark.parametrize("isolation", ["fork", "none"])
 def test_a_wrapper_forwards_the_variables_of_its_trial(aorta: Stage, isolation: str) -> None:
     options = ("--aorta-mitigations", "omp_1", "--aorta-extra-env", "FIRST=1", "--aorta-isolation", isolation)
     aorta.run_here("--aorta-workload", "wrapper", *options).assert_outcomes(passed=1)
-    found = metrics(aorta)
-    assert {"-e FIRST=1", "-e OMP_NUM_THREADS=1"} <= set(found["flags"])
-    assert not any(flag.startswith(("-e AORTA_", "-e TMPDIR")) for flag in found["flags"])
-    assert found["argv"] == [str(aorta.path / "their_workloads.py")]
+    seen = metrics(aorta)
+    assert {"-e FIRST=1", "-e OMP_NUM_THREADS=1"} <= set(seen["flags"])
+    assert not any(flag.startswith(("-e AORTA_", "-e TMPDIR")) for flag in seen["flags"])
+    assert seen["argv"] == [str(aorta.path / "their_workloads.py")]
     (trial,) = aorta.trials().values()
     stem = f"{aorta.results}/wrapper/trial_0/files/trial_d0_m0_t0"
-    assert found["added"]["_aorta_log_prefix"] == stem
-    assert found["added"]["_aorta_environment"]["name"] == "local"
-    assert found["added"]["_aorta_trial_isolation"] == "in_process"
+    assert seen["added"]["_aorta_log_prefix"] == stem
+    assert seen["added"]["_aorta_environment"]["name"] == "local"
+    assert seen["added"]["_aorta_trial_isolation"] == "in_process"
     assert trial["config"] == {}  # what the runner adds is no option
 
 

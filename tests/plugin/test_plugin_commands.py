@@ -115,12 +115,12 @@ def test_steps_metrics_and_the_step_of_the_first_failure_are_in_the_result(stage
     result = stage.run_here(*command("train.py"), *STEPS)
     result.stdout.fnmatch_lines(["workload_failed in run: loss is nan at step 3", "*1x NaN in loss*"])
     (trial,) = stage.trials().values()
-    found = trial["result"]
-    assert found["metrics"] == {"loss": 0.125, "returncode": 0}
-    assert (found["failure_count"], found["first_failure_iteration"]) == (1, 3)
-    assert (found["total_iterations"], found["executed_iterations"], found["configured_iterations"]) == (4, 4, 4)
-    assert len(found["step_times_ms"]) == 3
-    assert found["elapsed_sec"] >= 0.08
+    result = trial["result"]
+    assert result["metrics"] == {"loss": 0.125, "returncode": 0}
+    assert (result["failure_count"], result["first_failure_iteration"]) == (1, 3)
+    assert (result["total_iterations"], result["executed_iterations"], result["configured_iterations"]) == (4, 4, 4)
+    assert len(result["step_times_ms"]) == 3
+    assert result["elapsed_sec"] >= 0.08
     # No process of the trial has imported torch for it.
     assert "torch" not in trial["env"]["end"].get("imported", {})
     assert trial["preloaded"] == []
@@ -292,9 +292,9 @@ def test_several_commands_are_several_workloads_that_can_be_chosen(stage: Stage)
     commands = [*(option for each in words for option in command(each)), "--aorta-trials", "2", "-v"]
     collected = stage.run_here(*commands, "--collect-only", "-qq")
     names = [f"command-{name}[local-none-{trial}]" for trial in "01" for name in ("says-x", "says-y", "other")]
-    found = [line.removeprefix("aorta::") for line in collected.outlines if line.startswith("aorta::")]
-    assert found[:3] == names[:3]
-    assert sorted(found[3:]) == sorted(names[3:])
+    listed = [line.removeprefix("aorta::") for line in collected.outlines if line.startswith("aorta::")]
+    assert listed[:3] == names[:3]
+    assert sorted(listed[3:]) == sorted(names[3:])
     result = stage.run_here(*commands, "-k", "says-y or other")
     assert sorted(stage.words(result)) == sorted(name for name in names if "says-x" not in name)
     assert stage.files() == [f"command-{name}/trial_{trial}.json" for name in ("other", "says-y") for trial in "01"]
@@ -400,9 +400,9 @@ def test_a_command_runs_in_its_environment(stage: Stage) -> None:
         *("--aorta-environment", "own", "--aorta-environment", "behind"),
         *("--aorta-metric", r"prefix (?P<prefix>\S+)", "--aorta-metric", r"launched (?P<launched>\S+)"),
     ).assert_outcomes(passed=2)
-    found = {trial["cell"]: trial["result"]["metrics"] for trial in stage.trials().values()}
-    assert found["own-none"]["prefix"] == str(stage.path / "venv")
-    assert found["behind-none"]["launched"] == "yes"
+    seen = {trial["cell"]: trial["result"]["metrics"] for trial in stage.trials().values()}
+    assert seen["own-none"]["prefix"] == str(stage.path / "venv")
+    assert seen["behind-none"]["launched"] == "yes"
 
 
 @pytest.mark.slow

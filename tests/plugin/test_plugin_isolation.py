@@ -75,7 +75,7 @@ def test_without_isolation_an_exception_shows_its_own_traceback(faulty: Stage) -
     }
     names = [f"faulty_workloads.py::{name}" for name in ends if name != "Leaves"]
     result = faulty.run("leaves.py", *names, "--aorta-isolation", "none", "-v")
-    words = {name.partition("[")[0]: found for name, found in faulty.words(result).items()}
+    words = {name.partition("[")[0]: each for name, each in faulty.words(result).items()}
     seen = {trial["workload"]: trial["exit_status"] for trial in faulty.trials().values()}
     assert {name: (words[name], status) for name, status in seen.items()} == ends
     assert faulty.trial("Leaves/trial_0.json")["failure"]["exit_code"] == 3

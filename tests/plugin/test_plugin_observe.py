@@ -18,12 +18,12 @@ pytestmark = pytest.mark.usefixtures("as_users_have_it")
 _TELLS = """
 import os, subprocess, sys
 import helper
-found = [name for name in ("kill", "killpg", "waitpid") if getattr(os, name).__module__ != "posix"]
-found += ["excepthook"] if sys.excepthook.__module__ != "sys" else []
+changed = [name for name in ("kill", "killpg", "waitpid") if getattr(os, name).__module__ != "posix"]
+changed += ["excepthook"] if sys.excepthook.__module__ != "sys" else []
 import _posixsubprocess
-found += ["fork_exec"] if type(_posixsubprocess.fork_exec).__name__ != "builtin_function_or_method" else []
-found += ["injected"] if "bootstrap" in str(getattr(sys.modules.get("sitecustomize"), "__file__", "")) else []
-print("changed:", *found)
+changed += ["fork_exec"] if type(_posixsubprocess.fork_exec).__name__ != "builtin_function_or_method" else []
+changed += ["injected"] if "bootstrap" in str(getattr(sys.modules.get("sitecustomize"), "__file__", "")) else []
+print("changed:", *changed)
 """
 
 
@@ -36,8 +36,7 @@ def told(stage: Stage, *options: str) -> tuple[list[str], dict[str, Any]]:
 
 def test_nothing_of_a_plain_command_is_replaced(stage: Stage) -> None:
     changed, trial = told(stage)
-    assert changed == ["injected"]
-    assert trial["result"]["output"]["observed"] == "exits"
+    assert (changed, trial["result"]["output"]["observed"]) == (["injected"], "exits")
     assert {Path(name).name for name in trial["fingerprint_parts"]["imported_later"]} == {"tells.py", "helper.py"}
 
 
@@ -50,9 +49,7 @@ def test_all_of_it_is_watched_where_that_is_asked_for(stage: Stage) -> None:
 @pytest.mark.parametrize("options", [("--aorta-observe", "none"), ("--aorta-launcher", "as-typed")])
 def test_a_command_may_run_with_nothing_of_ours_in_it(stage: Stage, options: tuple[str, str]) -> None:
     changed, trial = told(stage, *options)
-    assert changed == []
-    assert trial["result"]["output"]["observed"] == "none"
-    assert trial["seeds"]["hash"] is None
+    assert (changed, trial["result"]["output"]["observed"], trial["seeds"]["hash"]) == ([], "none", None)
     assert "devices" not in trial["result"]["output"]
 
 
@@ -74,7 +71,6 @@ def test_a_command_that_is_not_observed_opens_what_it_opens_alone(stage: Stage) 
 
 
 def test_how_it_is_watched_is_for_commands_only(stage: Stage) -> None:
-    stage.write(simple="class Simple:\n    def __init__(self, config): pass\n    def setup(self): pass\n")
     result = stage.run("--aorta-workload", "gemm", "--aorta-observe", "none")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--aorta-observe: is about a command; add --aorta-command*"])

@@ -71,8 +71,8 @@ def test_no_trial_finds_the_checkpoint_of_another(places: Stage, isolation: str)
         assert files == str((places.results / path).parent / trial["artifacts"]["files"])
         assert Path(files, f"checkpoint_{trial['trial_index']}").read_text() == "weights"
         assert not Path(tmp).exists()
-        found = trial["env"]["env_vars"]
-        assert (found["AORTA_TRIAL_INDEX"], found["TMPDIR"]) == (str(trial["trial_index"]), tmp)
+        variables = trial["env"]["env_vars"]
+        assert (variables["AORTA_TRIAL_INDEX"], variables["TMPDIR"]) == (str(trial["trial_index"]), tmp)
         assert trial["mitigations_applied"] == ["none"]
     assert left(places) == []
 

@@ -84,13 +84,13 @@ def test_every_trial_says_who_names_the_variables_of_the_plan(cells: Stage, isol
     cells.run("reads.py::Reads", *AXIS, "--aorta-isolation", isolation, "--aorta-trials", "2")
     for cell in ("none", "reads+made_up"):
         for trial in range(2):
-            found = evidence(cells, "Reads", cell, trial)
-            assert found["by"] == {
+            seen = evidence(cells, "Reads", cell, trial)
+            assert seen["by"] == {
                 "NOT_READ": {"count": 0, "first": []},
                 "READ_LATER": {"count": 1, "first": ["later"]},
             }
-            assert "unsearched" not in found
-            assert found["subprocesses"] is False
+            assert "unsearched" not in seen
+            assert seen["subprocesses"] is False
 
 
 def test_a_trial_says_no_more_than_it_has_seen(cells: Stage) -> None:

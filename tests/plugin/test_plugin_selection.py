@@ -18,10 +18,10 @@ BOTH = (*OTHER, "--aorta-workload", "echo", "--aorta-mitigations", "none", "--ao
 
 def collected(result: pytest.RunResult) -> list[str]:
     """Names of the items of a ``--collect-only -q``, which come in rounds: each round in the order of its names."""
-    found = [line.removeprefix("aorta::") for line in result.outlines if line.endswith("]")]
-    rounds = [round_of(name) for name in found]
+    items = [line.removeprefix("aorta::") for line in result.outlines if line.endswith("]")]
+    rounds = [round_of(name) for name in items]
     assert rounds == sorted(rounds)
-    return sorted(found, key=lambda name: (round_of(name), name))
+    return sorted(items, key=lambda name: (round_of(name), name))
 
 
 def round_of(name: str) -> int:

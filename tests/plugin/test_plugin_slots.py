@@ -62,9 +62,9 @@ def test_own_cores_are_imposed_recorded_and_said(
     assert not set(first["cores"]) & set(second["cores"])
     assert {*first["cores"], *second["cores"]} <= set(MINE)
     for index, seen in enumerate((first, second)):
-        found = record(beside, index)
+        of_trial = record(beside, index)
         threads = seen["OMP_NUM_THREADS"]
-        assert found["imposed"] == {
+        assert of_trial["imposed"] == {
             "threads": int(threads),
             "cpus": seen["cores"],
             "devices": None,
@@ -84,17 +84,17 @@ def test_own_cores_are_imposed_recorded_and_said(
 @names_devices
 def test_devices_are_imposed_by_number(beside: Stage) -> None:
     """Which device a trial gets is in its record, and no part of its request; without a GPU, they are names only."""
-    found = []
+    runs = []
     for devices in ("3", "5"):
         result = beside.run_here(*workloads("tells"), "--aorta-devices", devices)
         result.stdout.fnmatch_lines([f"1 device per trial (--aorta-devices {devices})"])
-        found.append(record(beside, workload="tells"))
-    assert [trial["imposed"]["devices"] for trial in found] == [[3], [5]]
-    assert found[1]["imposed"]["variables"]["CUDA_VISIBLE_DEVICES"] == "5"
-    assert found[0]["request_fingerprint"] == found[1]["request_fingerprint"]
+        runs.append(record(beside, workload="tells"))
+    assert [trial["imposed"]["devices"] for trial in runs] == [[3], [5]]
+    assert runs[1]["imposed"]["variables"]["CUDA_VISIBLE_DEVICES"] == "5"
+    assert runs[0]["request_fingerprint"] == runs[1]["request_fingerprint"]
     result = beside.run_here(*workloads("tells"), "--aorta-devices", "none")
     result.stdout.fnmatch_lines(["no device per trial (--aorta-devices none)"])
-    assert record(beside, workload="tells")["request_fingerprint"] != found[0]["request_fingerprint"]
+    assert record(beside, workload="tells")["request_fingerprint"] != runs[0]["request_fingerprint"]
 
 
 def test_threads_that_cores_do_not_suffice_for_are_said(beside: Stage) -> None:
@@ -206,5 +206,5 @@ def test_what_a_test_patches_is_not_seen_by_trials_that_run_beside_it(beside: St
     )
     result = beside.run("first.py", "test_between.py", "last.py", "-o", "aorta_trials=5", *TWO)
     result.assert_outcomes(passed=12)
-    found = [trial["result"]["metrics"] for path, trial in beside.trials().items() if path.startswith("Last")]
-    assert [(seen["SEEN"], seen["cwd"], seen["path"]) for seen in found] == [(None, str(beside.path), [])] * 5
+    of_last = [trial["result"]["metrics"] for path, trial in beside.trials().items() if path.startswith("Last")]
+    assert [(seen["SEEN"], seen["cwd"], seen["path"]) for seen in of_last] == [(None, str(beside.path), [])] * 5

@@ -32,11 +32,11 @@ class Draws:
 
 
 def outcomes(stage: Stage, cell: str) -> dict[int, tuple[str, Any]]:
-    found = {}
+    by_index = {}
     for path, trial in stage.trials().items():
         if f"/{cell}/" in path:
-            found[trial["trial_index"]] = trial["exit_status"], trial["seeds"]["hash"]
-    return found
+            by_index[trial["trial_index"]] = trial["exit_status"], trial["seeds"]["hash"]
+    return by_index
 
 
 def test_commands_draw_as_fresh_processes_and_alike_in_each_cell(stage: Stage) -> None:
@@ -58,8 +58,8 @@ def test_the_trials_of_a_class_whose_import_is_quick_are_processes_of_their_own(
     drawn: dict[int, int] = {}
     other: dict[int, int] = {}
     for path, trial in stage.trials().items():
-        found = drawn if "/local-none/" in path else other
-        found[trial["trial_index"]] = trial["seeds"]["hash"]
+        of_cell = drawn if "/local-none/" in path else other
+        of_cell[trial["trial_index"]] = trial["seeds"]["hash"]
         assert trial["zygote"] is None or trial["trial_index"] == 0  # of the first, the costs are not known before
     assert drawn == other
     assert len(set(drawn.values())) == 6
@@ -67,17 +67,17 @@ def test_the_trials_of_a_class_whose_import_is_quick_are_processes_of_their_own(
     assert len(metrics) == 12
 
 
-def test_fork_means_one_start_and_says_so(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("options", "starts"),
+    [(("--aorta-isolation", "fork"), [0, 0, 0, 0]), (("-o", "aorta_zygotes=2"), [0, 0, 1, 1])],
+    ids=["fork", "a number"],
+)
+def test_the_number_of_starts_may_be_given(stage: Stage, options: tuple[str, str], starts: list[int]) -> None:
     stage.write(draws=_CLASS)
-    result = stage.run("draws.py", "--aorta-trials", "6", "--aorta-isolation", "fork")
-    assert {trial["zygote"] for trial in stage.trials().values()} == {0}
-    assert "what a process draws once (hash seed, addresses, imports) is the same in all trials" in text(result)
-
-
-def test_a_number_of_starts_may_be_given(stage: Stage) -> None:
-    stage.write(draws=_CLASS)
-    stage.run("draws.py", "--aorta-trials", "6", "-o", "aorta_zygotes=2")
-    assert sorted(trial["zygote"] for trial in stage.trials().values()) == [0, 0, 0, 1, 1, 1]
+    result = stage.run("draws.py", "--aorta-trials", "4", *options)
+    assert sorted(trial["zygote"] for trial in stage.trials().values()) == starts
+    says = "what a process draws once (hash seed, addresses, imports) is the same in all trials" in text(result)
+    assert says == ("fork" in options)
 
 
 @pytest.mark.parametrize("source", ["command", "class"])
@@ -106,8 +106,8 @@ def test_what_a_program_starts_draws_hashes_of_its_own(stage: Stage) -> None:
         parent="""
         import os, subprocess, sys
         ask = [sys.executable, "-c", "print(hash('x'))"]
-        found = {subprocess.run(ask, capture_output=True, text=True).stdout for _ in range(4)}
-        assert len(found) == 4 and "PYTHONHASHSEED" not in os.environ, found
+        hashes = {subprocess.run(ask, capture_output=True, text=True).stdout for _ in range(4)}
+        assert len(hashes) == 4 and "PYTHONHASHSEED" not in os.environ, hashes
         """,
         below="""
         import subprocess, sys
@@ -117,8 +117,8 @@ def test_what_a_program_starts_draws_hashes_of_its_own(stage: Stage) -> None:
             def setup(self): pass
             def run(self):
                 ask = [sys.executable, "-c", "print(hash('x'))"]
-                found = {subprocess.run(ask, capture_output=True, text=True).stdout for _ in range(4)}
-                return {"passed": len(found) == 4}
+                hashes = {subprocess.run(ask, capture_output=True, text=True).stdout for _ in range(4)}
+                return {"passed": len(hashes) == 4}
         """,
     )
     result = stage.run("below.py", "--aorta-trials", "2")

@@ -78,8 +78,8 @@ def test_the_first_fix_ends_all_trials(flaky: Stage) -> None:
 def test_of_many_cells_the_hopeless_ones_are_given_up_and_the_table_says_when(flaky: Stage) -> None:
     others = [word for name in ("A=1", "B=1", "C=1") for word in ("--aorta-mitigations", name)]
     done = flaky.run_here(*UNTIL_DECIDED, "--aorta-trials", "30", *others)
-    found = per_cell(flaky)
-    assert found["local-A=1"] == found["local-B=1"] == found["local-C=1"] == 8 < found["local-fixed"]
+    trials = per_cell(flaky)
+    assert trials["local-A=1"] == trials["local-B=1"] == trials["local-C=1"] == 8 < trials["local-fixed"]
     done.stdout.fnmatch_lines(
         [
             "  local-A=1 * no cure? (*",
@@ -95,10 +95,10 @@ def test_of_many_cells_the_hopeless_ones_are_given_up_and_the_table_says_when(fl
 @pytest.mark.parametrize("side_by_side", [SIDE_BY_SIDE[0], pytest.param(SIDE_BY_SIDE[1], marks=pytest.mark.long)])
 def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, ...]) -> None:
     done = flaky.run(*UNTIL_DECIDED, *side_by_side)
-    found = per_cell(flaky)
-    assert all(8 <= number < 40 for number in found.values())
+    trials = per_cell(flaky)
+    assert all(8 <= number < 40 for number in trials.values())
     assert sum(counts(done).values()) == 80
-    done.stdout.fnmatch_lines([f"1 of 1 cell decided, {80 - sum(found.values())} trials saved*"])
+    done.stdout.fnmatch_lines([f"1 of 1 cell decided, {80 - sum(trials.values())} trials saved*"])
 
 
 @pytest.mark.parametrize("how", [(), pytest.param(SIDE_BY_SIDE[1], marks=[pytest.mark.slow, pytest.mark.long])])

@@ -64,11 +64,11 @@ def names(stage: Stage, *arguments: str) -> list[str]:
 
 def test_concrete_public_classes_are_collected(stage: Stage) -> None:
     stage.write(mixed=MIXED)
-    found = ["Derived", "Dotted", "Structural", "Grandchild", "a-name"]
-    assert names(stage, "mixed.py") == [f"mixed.py::{name}[local-none-0]" for name in found]
+    classes = ["Derived", "Dotted", "Structural", "Grandchild", "a-name"]
+    assert names(stage, "mixed.py") == [f"mixed.py::{name}[local-none-0]" for name in classes]
     result = stage.run_here("mixed.py", "-v")
-    result.assert_outcomes(passed=len(found))
-    assert stage.files() == sorted(f"{name}/trial_0.json" for name in found)
+    result.assert_outcomes(passed=len(classes))
+    assert stage.files() == sorted(f"{name}/trial_0.json" for name in classes)
     assert {trial["execution_env"]["source_package"] for trial in stage.trials().values()} == {"pytest-aorta"}
 
 

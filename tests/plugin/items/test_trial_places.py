@@ -62,14 +62,14 @@ def ide(stage: Stage, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("arguments", [(), ("tests", "aorta::steady")], ids=" ".join)
 def test_an_ide_finds_trials_beside_tests_and_runs_them_by_its_own_ids(mine: Stage, arguments: tuple[str, ...]) -> None:
-    found = ide(mine, "--collect-only", *arguments)
+    nodes = ide(mine, "--collect-only", *arguments)
     file = f"{mine.path}/mine/workloads.py"
     names = ["steady"] if "aorta::steady" in arguments else ["steady", "other"]
     trials = {f"{file}::{name}[local-none-{index}]": line_of(name.capitalize()) for name in names for index in (0, 1)}
-    assert {key: value["line"] for key, value in found.items() if "local-none" in key} == trials
-    assert all(found[key]["in"] == [f"{mine.path}/mine", file] for key in trials)
+    assert {key: value["line"] for key, value in nodes.items() if "local-none" in key} == trials
+    assert all(nodes[key]["in"] == [f"{mine.path}/mine", file] for key in trials)
     tests = f"{mine.path}/tests/test_it.py"
-    assert [key for key in found if key not in trials] == [
+    assert [key for key in nodes if key not in trials] == [
         f"{tests}::test_alone",
         *(f"{tests}::TestMore::test_number[{number}]" for number in (1, 2)),
     ]

@@ -123,12 +123,12 @@ def with_tests(stage: Stage, tests: str) -> None:
 def test_what_a_script_does_is_in_the_result_and_in_a_trial_file(scripts: Stage, chosen: str) -> None:
     with_tests(scripts, FAULTS)
     assert scripts.run("test_it.py", "-k", chosen).ret == 0
-    found: dict[str, list[str]] = {}
+    statuses: dict[str, list[str]] = {}
     for path, status in scripts.statuses().items():
         test, cell, _ = path.split("/")
         assert cell == "train@local-none"
-        found.setdefault(test.removeprefix("test_it.py@"), []).append(status)
-    assert found == {name: STATUSES[name] for name in STATUSES if any(word in name for word in chosen.split(" or "))}
+        statuses.setdefault(test.removeprefix("test_it.py@"), []).append(status)
+    assert statuses == {name: STATUSES[name] for name in STATUSES if any(word in name for word in chosen.split(" or "))}
     assert scripts.left_running() == []
 
 
@@ -221,6 +221,6 @@ def test_ctrl_c_ends_the_ranks_and_leaves_a_record(stage: Stage) -> None:
     stage.wait_until(lambda: len(list(stage.path.glob("running_*"))) == 2)
     stage.press_ctrl_c(process)
     [record] = stage.trials().values()
-    found = (record["exit_status"], record["failure"]["message"])
-    assert found == ("infrastructure_failed", "interrupted: KeyboardInterrupt")
+    ended = (record["exit_status"], record["failure"]["message"])
+    assert ended == ("infrastructure_failed", "interrupted: KeyboardInterrupt")
     assert stage.left_running() == []

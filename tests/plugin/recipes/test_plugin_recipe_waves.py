@@ -104,8 +104,8 @@ def test_a_job_decides_with_the_trials_of_all(stage: Stage) -> None:
 def test_results_of_other_code_decide_nothing(stage: Stage) -> None:
     run(stage, submitted(stage, range(8)))
     stage.write(work=SHAKY.replace('"FIXED" in', '"FIXED" not in'))
-    found = run(stage, submitted(stage, range(8, 12)))
-    assert found == {"failed": 4, "passed": 4}
+    outcomes = run(stage, submitted(stage, range(8, 12)))
+    assert outcomes == {"failed": 4, "passed": 4}
     assert [matrix(stage)[cell]["trials"]["ok"] for cell in CELLS] == [[8, 9, 10, 11], []]
 
 

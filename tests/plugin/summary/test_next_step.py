@@ -41,7 +41,7 @@ def next_lines(result: pytest.RunResult) -> list[str]:
     return [line.removeprefix("next: ") for line in result.outlines if line.startswith("next: ")]
 
 
-def command_words(line: str) -> list[str]:
+def arguments_in(line: str) -> list[str]:
     """Of the command in a line."""
     return shlex.split(line[line.index(": pytest") + 2 :])
 
@@ -52,7 +52,7 @@ def test_of_a_cell_that_is_undecided_the_trials_and_their_time_are_named(train: 
     (line,) = next_lines(result)
     more, _, rest = line.partition(" more trials of each cell, about ")
     assert rest
-    words = command_words(line)
+    words = arguments_in(line)
     assert words == ["pytest", *PYTEST[3:], *COMMAND, *sets, "--aorta-trials", str(4 + int(more)), "--aorta-resume"]
     assert result.outlines.index(f"next: {line}") > result.outlines.index("results: results")
     # It is a command that runs as it stands.
@@ -76,13 +76,13 @@ def test_of_a_cure_that_is_not_confirmed_how_to_go_on(train: Stage) -> None:
     result = train.run(*COMMAND, *sets, "--aorta-trials", "5", "--aorta-stop", "first-fix", env={"EVERY": "1"})
     (line,) = next_lines(result)
     assert line.startswith("5 more trials of each cell, about ")
-    assert command_words(line)[-5:] == ["--aorta-trials", "10", "--aorta-stop", "first-fix", "--aorta-resume"]
+    assert arguments_in(line)[-5:] == ["--aorta-trials", "10", "--aorta-stop", "first-fix", "--aorta-resume"]
 
 
 def test_of_a_fault_that_was_not_seen_a_longer_look(train: Stage) -> None:
     (line,) = next_lines(train.run(*COMMAND, "--aorta-trials", "2"))
     assert line.startswith("until it fails, for 1h at most: pytest ")
-    assert command_words(line)[-4:] == ["--aorta-trials", "10000", "--aorta-stop", "failures=1,1h"]
+    assert arguments_in(line)[-4:] == ["--aorta-trials", "10000", "--aorta-stop", "failures=1,1h"]
 
 
 def test_of_failures_alone_one_again(train: Stage) -> None:
@@ -93,7 +93,7 @@ def test_of_failures_alone_one_again(train: Stage) -> None:
 def test_of_a_run_that_was_ended_its_rest(train: Stage) -> None:
     (line,) = next_lines(train.run(*COMMAND, "--aorta-trials", "4", "-x", env={"EVERY": "1"}))
     assert line.startswith("the rest of the plan: pytest ")
-    assert command_words(line)[-1] == "--aorta-resume"
+    assert arguments_in(line)[-1] == "--aorta-resume"
 
 
 @pytest.mark.parametrize("other", ["PAUSE=1", "SAME=1"])
@@ -147,4 +147,4 @@ def test_of_a_fault_that_the_hash_seed_decides_a_failure_is_run_again(stage: Sta
     assert "PYTHONHASHSEED decides it: fails with " in result.stdout.str()
     (line,) = next_lines(result)
     assert line.startswith("a failure again, with its hash seed: pytest --aorta-replay results/")
-    assert stage.run(*command_words(line)[1:]).ret == 1
+    assert stage.run(*arguments_in(line)[1:]).ret == 1

@@ -20,7 +20,7 @@ def texts(lines: list[Line]) -> list[str]:
     return ["".join(piece.text for piece in line) for line in lines]
 
 
-def shown(*cells: list[TrialFacts], width: int = 80) -> list[str]:
+def table_of(*cells: list[TrialFacts], width: int = 80) -> list[str]:
     return texts(table_lines(triage_of(chain(*cells)), width))
 
 
@@ -39,10 +39,10 @@ def test_no_line_is_wider_than_the_terminal_and_every_cell_has_its_numbers(table
 @settings(max_examples=50)
 @given(names, st.integers(10, 80))
 def test_a_shortened_text_keeps_both_ends(text: str, width: int) -> None:
-    found = shortened(text, width)
-    assert terminal_width(found) <= width
-    if "..." in found and "..." not in text:
-        head, _, tail = found.partition("...")
+    short = shortened(text, width)
+    assert terminal_width(short) <= width
+    if "..." in short and "..." not in text:
+        head, _, tail = short.partition("...")
         assert head[:1] == shortened(text, 10_000)[:1]
         assert tail[-1:] == shortened(text, 10_000)[-1:]
 
@@ -53,7 +53,7 @@ def test_a_triage_reads_like_this() -> None:
         trials("omp_1", "." * 20, step_ms=(20.2, 20.8)),
         trials("tf32_off", "F" * 8 + "T" + "." * 11),
     )
-    assert shown(*cells) == [
+    assert table_of(*cells) == [
         "cell                failed    rate (95%)  verdict          p  step ms",
         "gemm",
         "  local-none      14 of 20  70% (48-85%)  baseline              20.50",
@@ -71,7 +71,7 @@ def test_a_triage_reads_like_this() -> None:
 
 
 def test_one_cell_is_one_line() -> None:
-    assert shown(trials("none", "..F", step_ms=(2.0,))) == [
+    assert table_of(trials("none", "..F", step_ms=(2.0,))) == [
         "cell             failed   rate (95%)  step ms",
         "gemm local-none  1 of 3  33% (6-79%)     2.00",
         "    1x loss is nan",
@@ -80,16 +80,16 @@ def test_one_cell_is_one_line() -> None:
 
 def test_speed_has_a_column_where_there_is_room_and_else_a_line() -> None:
     cells = (trials("none", "F" * 14 + "." * 6, step_ms=(20.2, 20.8)), trials("a", "." * 20, step_ms=(30.0, 31.0)))
-    assert any(line.endswith("<0.0001  slower: +49% (47 to 50%)    30.50") for line in shown(*cells, width=120))
+    assert any(line.endswith("<0.0001  slower: +49% (47 to 50%)    30.50") for line in table_of(*cells, width=120))
     long = trials("_".join(["a_mitigation"] * 3), "." * 20, step_ms=(30.0, 31.0))
-    assert "    steps are slower: +49% (47 to 50%)" in shown(cells[0], long)
+    assert "    steps are slower: +49% (47 to 50%)" in table_of(cells[0], long)
 
 
 def test_of_many_cells_those_that_say_most_are_shown_and_the_rest_is_counted() -> None:
     cells = [trials("none", "F" * 100 + "." * 100)]
     cells += [trials(f"same_{number}", "F" * 99 + "." * 101) for number in range(48)]
     cells.append(trials("fix", "." * 200))
-    lines = shown(*cells)
+    lines = table_of(*cells)
     assert len(lines) < MOST_CELLS + 10
     assert any(line.startswith("  local-fix ") for line in lines)
     assert any(line.startswith("  local-none ") for line in lines)
@@ -109,5 +109,5 @@ def test_of_many_cells_those_that_say_most_are_shown_and_the_rest_is_counted() -
 def test_a_verdict_has_its_colour(outcomes: str, kind: str, colour: str) -> None:
     table = triage_of([*trials("none", "F" * 16 + "." * 4), *trials("a", outcomes)])
     coloured = {piece.text.strip(): piece.colour for line in table_lines(table, 80) for piece in line if piece.colour}
-    assert any(text.startswith(kind) and found == colour for text, found in coloured.items())
+    assert any(text.startswith(kind) and its_colour == colour for text, its_colour in coloured.items())
     assert coloured["baseline"] == "light"
