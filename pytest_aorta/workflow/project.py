@@ -45,9 +45,8 @@ if TYPE_CHECKING:
 #: The state of an action on a unit, in the order of columns.
 State = Literal["completed", "failed", "stale", "submitted", "eligible", "waiting"]
 
-#: Progress of a unit, apart from what it waits for. ``without_result``: the trial says nothing of the workload, and
-#: runs again. ``not_needed``: it does not run, because its cell is decided. ``stale``: its result is for another
-#: request.
+#: Progress of a unit, but for what it waits for. ``without_result``: the trial says nothing of the workload, and
+#: runs again. ``not_needed``: its cell is decided without it. ``stale``: its result is of another request.
 Progress = Literal["completed", "failed", "without_result", "stale", "submitted", "not_needed", "open"]
 
 #: Progress by outcome of a trial, for each value of ``expect``.
