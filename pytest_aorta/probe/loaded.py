@@ -16,7 +16,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -183,6 +183,12 @@ _MOST_KEPT = 2000
 #: Bytes that are searched between two looks at the clock.
 _CHUNK = 16 * 2**20
 
+#: Bytes of a constant that compilers turn into operands: ``movabs`` takes 8, a register of SSE 16.
+_OPERAND, _VECTOR = 8, 16
+
+#: Longest string that libstdc++'s std::string holds without an allocation, so that code can write it there.
+_SHORT_STRING = 15
+
 #: Characters of the names of variables, each as one byte.
 _IN_NAMES = frozenset(re.findall(rb"[A-Z0-9_]", bytes(range(128))))
 
@@ -289,19 +295,26 @@ def search(
 
 
 def _holds(content: bytes | mmap.mmap, word: bytes, deadline: float) -> bool:
-    """Whether the word is there as a whole; in a library also as the end of another one: linkers merge them."""
-    is_source = isinstance(content, bytes)
+    if isinstance(content, bytes):
+        places = _occurrences(content, word, deadline)
+        return any(content[at - 1 : at] not in _IN_NAMES and _ends(content, at, word) for at in places)
+    if any(_is_stored(content, at, word) for at in _occurrences(content, word[:_OPERAND], deadline)):
+        return True
+    # oneDNN puts its names together from such parts as ONEDNN_ and MAX_CPU_ISA.
+    family, _, rest = word.partition(b"_")
+    parts = (family + b"_\0", rest + b"\0")
+    return family in (b"ONEDNN", b"DNNL") and all(any(True for _ in _occurrences(content, p, deadline)) for p in parts)
+
+
+def _occurrences(content: bytes | mmap.mmap, word: bytes, deadline: float) -> Iterator[int]:
     for start in range(0, len(content), _CHUNK):
         if time.monotonic() > deadline:
             raise OutOfTime
         end = start + _CHUNK + len(word) - 1
         at = content.find(word, start, end)
         while at >= 0:
-            after = content[at + len(word) : at + len(word) + 1]
-            if after not in _IN_NAMES and not (is_source and content[at - 1 : at] in _IN_NAMES):
-                return True
+            yield at
             at = content.find(word, at + 1, end)
-    return False
 
 
 def _kept(folder: Path, question: object, find: Callable[[], Any]) -> Any:
@@ -319,6 +332,20 @@ def _kept(folder: Path, question: object, find: Callable[[], Any]) -> Any:
         unfinished.write_text(json.dumps(answer), encoding="utf-8")
         os.replace(unfinished, folder / key)
     return answer
+
+
+def _is_stored(content: mmap.mmap, at: int, word: bytes) -> bool:
+    # Of two strings of which one is the end of the other, linkers keep only the longer one: anything may precede it.
+    if content[at : at + len(word)] == word and _ends(content, at, word):
+        return True
+    if _OPERAND <= len(word) <= _SHORT_STRING and at >= 2:
+        # REX.W, with or without B, and the opcode of movabs with the number of a register.
+        return content[at - 2] in (0x48, 0x49) and 0xB8 <= content[at - 1] <= 0xBF
+    return len(word) >= _VECTOR and at % _VECTOR == 0 and content[at : at + _VECTOR] == word[:_VECTOR]
+
+
+def _ends(content: bytes | mmap.mmap, at: int, word: bytes) -> bool:
+    return content[at + len(word) : at + len(word) + 1] not in _IN_NAMES
 
 
 def _cache_folder() -> Path | None:
