@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import levels_tasks
@@ -31,10 +30,6 @@ from pytest_aorta.runtime.resources.devices import Devices, core_shares, threads
 def host() -> Iterator[Host]:
     with Worker(3, device_ids=[0], num_sub_workers=1, grace=0.1) as worker:
         yield Host(worker)
-
-
-def has_successor(before: set[int]) -> bool:
-    return bool(descendants() - before)
 
 
 def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Host, gates: Gates) -> None:
@@ -83,6 +78,12 @@ def test_deaths_cost_no_slot_and_a_callable_that_kills_is_quarantined_for_the_ru
     assert run_next(host.worker, host.nothing).ok
 
 
+def kill_and_await_successor(pid: int) -> None:
+    before = descendants()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: bool(descendants() - before), "its successor")
+
+
 def test_kills_of_idle_processes_cost_nothing_and_clear_the_suspect(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,9 +91,7 @@ def test_kills_of_idle_processes_cost_nothing_and_clear_the_suspect(
         for _ in range(4):
             assert orch.submit_next_level(host.die).wait().outcome is Outcome.ENDPOINT_FAILURE
             pid = orch.submit_next_level(host.own_pid).wait().payload
-            before = descendants()
-            os.kill(pid, signal.SIGKILL)
-            wait_until(partial(has_successor, before), "its successor")
+            kill_and_await_successor(pid)
         assert all(orch.submit_next_level(host.nothing).wait().ok for _ in range(9))
 
     monkeypatch.setattr(endpoint, "BACK_OFF", 0.0)
