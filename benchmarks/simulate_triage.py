@@ -1,8 +1,8 @@
-"""``python -m benchmarks.simulate_triage``: how often what is said is false, and how soon it is right.
+"""``python -m benchmarks.simulate_triage``: how often a triage says something false, and how soon the truth.
 
-Simulates triages in worlds in which one knows what makes trials fail, judges them as a run does, and writes the tables
-of docs/statistics.md anew, between their markers. Always the same numbers for the same version and --triages; with
-1,000, about an hour on two cores. ``--worlds runs --triages 200`` prints some worlds only, with what was false.
+Simulates triages in worlds with known causes of failures, judges them as a run does, and rewrites the tables between
+the markers in docs/statistics.md. Deterministic for a version and --triages; with 1,000, about an hour on two cores.
+``--worlds runs --triages 200`` prints some worlds only, with their false statements.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"
 #: Triages of one task of a process.
 _CHUNK = 20
 
-#: Of runs until decided, which cost ten times as much, there are so many times fewer.
+#: Runs until decided cost ten times as much, so there are so many times fewer.
 _FEWER = 5
 
-#: Examples of what was false that are shown.
+#: Examples of false statements, at most.
 _EXAMPLES = 4
 
 _COLUMNS = (
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N", help="at once (default: cores)")
     parser.add_argument("--dry-run", action="store_true", help="print the tables only")
     parser.add_argument(
-        "--worlds", nargs="+", metavar="NAME", choices=[*worlds(), "all"], help="only these, with what was false"
+        "--worlds", nargs="+", metavar="NAME", choices=[*worlds(), "all"], help="only these, with false statements"
     )
     options = parser.parse_args()
     path = options.page or (None if options.worlds else _PAGE)

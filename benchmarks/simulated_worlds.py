@@ -1,8 +1,8 @@
-"""Worlds in which one knows what makes trials fail, and the sentences of a triage that are false there.
+"""Worlds with known causes of failures, and a judge of the sentences that a triage says about them.
 
 A world says when and where trials run and how each ends, as a real run would record it; it knows no rule of the
-package. Its triages are judged on the public way: facts are added, and the table, its sentences and the decisions
-that stop cells are read. What is false follows from the world alone (``Truth``).
+package. A triage gets the facts of its trials through the public API: the table, its sentences and the decisions that
+stop cells are read. Which statements are false follows from the world alone (``Truth``).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pytest_aorta.triage.verdicts import Table, Triage
 
 LEVEL = 0.05
 
-#: How a trial ends: as it should; with a loss that is NaN; a crash; a hang in its work; a hang before it had a process
-#: of its own; a death before its main work.
+#: How a trial ends: well; with a NaN loss; a crash; a hang in its work; a hang before it had a process of its own; a
+#: death before its main work.
 Fate = Literal["ok", "nan", "crash", "hang", "never began", "died early"]
 
 _ENDS: Mapping[Fate, dict[str, Any]] = {
@@ -61,25 +61,25 @@ _ENDS: Mapping[Fate, dict[str, Any]] = {
     },
 }
 
-#: What the variables of a cell do to the failures that it can have.
+#: Effect of a cell's variables on its failures.
 Act = Literal["lowers", "raises", "exchanges"]
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What may be said of a world.
+    """True statements about a world.
 
     Attributes:
-        rates: of failures of each cell, in the long run; the first cell is the baseline.
-        acts: what the variables of a cell do; of a cell that is missing, nothing.
-        ways: the same of one way to fail, by words of its signature; of a way that is missing, as ``acts``.
-        culprit: a pattern of the places that make trials fail; empty where none does.
-        in_runs: whether a failure makes the next one likelier.
-        changes: whether rates change over time.
-        in_starts: whether trials of one process end alike.
-        by_hash: whether it is the hash seed that makes trials fail.
-        slower: the cells whose steps take longer.
-        says: a pattern of a sentence that says what makes trials fail; ``lies``: of one that is false.
+        rates: failure rate of each cell in the long run; the first cell is the baseline.
+        acts: effects of the variables of each cell; none for a missing cell.
+        ways: the same for one way to fail, named by words of its signature; as ``acts`` for a missing way.
+        culprit: pattern for the names of places that make trials fail; empty for none.
+        in_runs: a failure makes the next one likelier.
+        changes: rates change over time.
+        in_starts: trials of one process end alike.
+        by_hash: the hash seed makes trials fail.
+        slower: cells whose steps take longer.
+        says, lies: patterns of a sentence that names the cause, and of a false one.
     """
 
     rates: tuple[float, ...]
@@ -97,9 +97,9 @@ class Truth:
 
 @dataclass(frozen=True)
 class Spot:
-    """One trial of a run: of which cell, where, and as the how manieth of the run it begins.
+    """One trial of a run: its cell, its place, and its position ``turn`` in the run.
 
-    ``start``: of its cell, from which it was forked; ``None`` for a process of its own. ``seed``: of its hashes.
+    ``start``: the process of its cell that forked it; ``None`` for a process of its own. ``seed``: its hash seed.
     """
 
     cell: int
@@ -118,17 +118,19 @@ Times = Callable[[np.random.Generator, Sequence[Spot]], Numbers]
 
 @dataclass(frozen=True)
 class World:
-    """Attributes:
-    name: of its row.
-    truth: what is so in it.
-    spots: the trials of a run in the order in which they begin.
-    fates: how they end.
-    until_decided: whether cells stop as soon as they are decided.
-    oracle: of the best test that knows the world: which trials it looks at, and which ends it counts as failures;
-        it compares the acting cell with the baseline. ``None`` where no cell acts.
-    times: the step time of each trial in ms; by default they are alike, with a noise of 3 %.
-    reference: a test that finds the acting, or the slower, cell; by default the best test of rates.
-    run_seed: of ``--aorta-seed``.
+    """A world.
+
+    Attributes:
+        name: of its row in the page.
+        truth: true statements about it.
+        spots: draws the trials of a run, in the order in which they begin.
+        fates: draws how they end.
+        until_decided: cells stop when they are decided.
+        oracle: for the best test, which knows the world: the trials that it uses; ``fails``: the ends that it counts as
+            failures. It compares the acting cell with the baseline. ``None`` if no cell acts.
+        times: draws the step time of each trial in ms; by default equal with a noise of 3 %.
+        reference: a test that finds the acting, or the slower, cell; by default the best test of rates.
+        run_seed: of ``--aorta-seed``.
     """
 
     name: str
@@ -150,18 +152,17 @@ class World:
 
 @dataclass
 class Seen:
-    """What came of the triages of one world: the number of those in which ...
+    """Results of the triages of one world, as numbers of triages.
 
     Attributes:
         wrong: anything false was said.
-        lower, fisher: a cell is called better falsely by others' rules: any lower rate than the baseline's at the end;
-            p < 0.05 in Fisher's test after any trial.
-        found: the acting cell was, or where none acts, the share of cells that are said to have no effect, or to be no
-            cure.
+        lower, fisher: other rules falsely call a cell better: any lower rate than the baseline's at the end; p < 0.05
+            in Fisher's test after any trial.
+        found: the acting cell was found; if none acts, the share of cells called no cure.
         best: the best test finds the acting cell.
-        causes: the culprit is named, runs or changes are.
-        trials, best_trials: of the acting cell, or where none acts, of each cell on average; and of the best test.
-        what, example: what was false, how often, and what was said.
+        causes: the culprit, runs or changes are named.
+        trials, best_trials: trials of the acting cell (if none acts, mean over cells), and trials of the best test.
+        what, example: false statements with their numbers, and one example of each.
     """
 
     triages: int = 0
@@ -177,7 +178,7 @@ class Seen:
     example: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Seen) -> None:
-        """Count the triages of another one, too."""
+        """Add the results of other triages."""
         for name, number in vars(other).items():
             if isinstance(number, int | float):
                 setattr(self, name, getattr(self, name) + number)
@@ -191,7 +192,7 @@ def simulate_one(group: str, number: int, triages: Sequence[int]) -> Seen:
 
 
 def simulate(world: World, triages: Sequence[int]) -> Seen:
-    """Judge triages of a world, given by their numbers; a triage has the same seed in each version of the package."""
+    """Simulate and judge triages by their numbers; a number has the same seed in each version of the package."""
     seen = Seen()
     for number in triages:
         generator = np.random.default_rng([number, *world.name.encode()])
@@ -218,7 +219,7 @@ def simulate(world: World, triages: Sequence[int]) -> Seen:
     return seen
 
 
-# --- what is said ----------------------------------------------------------------------------------------------------
+# --- sentences -------------------------------------------------------------------------------------------------------
 
 _SUSPECTS = re.compile(r"suspect|is the cause|than elsewhere")
 _RUNS = re.compile(r"(?<!may )come in runs")
@@ -228,7 +229,7 @@ _HASH = re.compile(r"PYTHONHASHSEED decides")
 
 
 def _names_the_cause(truth: Truth, table: Table, sentences: Sequence[str]) -> bool:
-    """Whether it is said what makes trials fail, or depend on each other, or that it may be a place."""
+    """Whether the cause of failures, or of dependent trials, is named, or a place is said to be a possible cause."""
     if truth.culprit and any(row.verdict.kind == "confounded" for row in table.rows):
         return True
     if truth.says:
@@ -329,7 +330,7 @@ def _judged(world: World, spots: Sequence[Spot], fates: Sequence[Fate], times: N
         triage.declare(key, "local", _template(cell, "ok").mitigations)
     between, looked = max(4, len(spots) // cells // _LOOKS), 0
     for spot, fate, step_ms in zip(spots, fates, times, strict=True):
-        # What is decided does not depend on how often one looks, but a look costs more than the rest.
+        # Decisions do not depend on how often one looks, but a look costs more than the rest.
         if decisions is not None and spot.index >= looked + between:
             for key in keys if not looked else keys[:1]:
                 decisions.update(key)
@@ -385,7 +386,7 @@ Order = Literal["by turns", "shuffled", "cell after cell"]
 def ordered(
     generator: np.random.Generator, cells: int, trials: int, order: Order = "shuffled"
 ) -> list[tuple[int, int]]:
-    """Cell and index of all trials of a run, in the order in which they begin; the first round is always by turns."""
+    """Cell and index of all trials, in the order in which they begin; the first round is always by turns."""
     if order == "cell after cell":
         return [(cell, index) for cell in range(cells) for index in range(trials)]
     found = []
@@ -406,10 +407,10 @@ def on_one_host(cells: int, trials: int, order: Order = "shuffled") -> Callable[
 def in_starts(
     cells: int, trials: int, starts: int, *, even: bool = True
 ) -> Callable[[np.random.Generator], list[Spot]]:
-    """Trials 0, 1 and every 20th are processes of their own; the others are forks of so many starts of each cell.
+    """Trials 0, 1 and every 20th are processes of their own; the others are forks of ``starts`` processes per cell.
 
-    Starts serve one after the other, equally many trials or (not ``even``) any number. Without any, all trials are
-    processes of their own. Start and trial of one number have the same hash seed in all cells.
+    Starts serve one after the other, with equal numbers of trials or (not ``even``) any. Without starts, all trials are
+    processes of their own. Starts, or trials, of one number have the same hash seed in all cells.
     """
     forked = [index for index in range(trials) if index > 1 and index % 20] if starts else []
 
@@ -503,9 +504,9 @@ def by_chance(rate: Callable[[Spot], float], way: Fate = "nan") -> Fates:
 
 
 def alike(rates: Sequence[float], follows: float) -> Fates:
-    """With this chance a trial ends as the coin of its process says, tossed once; else it tosses one of its own.
+    """With the chance ``follows`` a trial ends as the coin of its process, tossed once; else it tosses its own.
 
-    The correlation within a start is the square of it.
+    The correlation within a start is the square of this chance.
     """
 
     def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
@@ -560,7 +561,7 @@ def drifting(first: float, last: float) -> Fates:
 
 
 def dying_early(rate: float, cell: int, share: float) -> Fates:
-    """Of one cell, this share of the trials that would fail dies before the main work."""
+    """In one cell, this share of the trials that would fail dies before the main work."""
 
     def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
         found = by_chance(lambda spot: rate)(generator, spots)
@@ -572,7 +573,7 @@ def dying_early(rate: float, cell: int, share: float) -> Fates:
 
 
 def one_event(rate: float) -> Fates:
-    """The preparation of one cell, any of them, hangs once: no trial of it has ever a process of its own."""
+    """The preparation of a random cell hangs once: none of its trials ever has a process."""
 
     def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
         found = by_chance(lambda spot: rate)(generator, spots)
@@ -583,7 +584,7 @@ def one_event(rate: float) -> Fates:
 
 
 def two_ways(rates: Callable[[Spot], tuple[float, float]], ways: tuple[Fate, Fate]) -> Fates:
-    """The first way to fail comes first: only a trial that it has not hit can fail in the second."""
+    """Two ways to fail: only a trial that the first has not hit can fail in the second."""
 
     def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
         lots = generator.random((len(spots), 2))
@@ -596,11 +597,11 @@ def two_ways(rates: Callable[[Spot], tuple[float, float]], ways: tuple[Fate, Fat
     return fates
 
 
-# --- what others make of it ------------------------------------------------------------------------------------------
+# --- other rules -----------------------------------------------------------------------------------------------------
 
 
 def _others(world: World, spots: Sequence[Spot], fates: Sequence[Fate]) -> tuple[bool, bool]:
-    """Whether a cell is called better falsely: for a lower rate at the end, by Fisher's test after any trial."""
+    """Whether other rules falsely call a cell better: a lower rate at the end; Fisher's test after any trial."""
     found, at_any_time = Counter[tuple[int, bool]](), False
     for spot, fate in zip(spots, fates, strict=True):
         if fate not in ("never began", "died early"):
@@ -655,7 +656,7 @@ def barnard(trials: int, base_trials: int) -> npt.NDArray[np.float64]:
     error = np.sqrt(pooled * (1 - pooled) * (1 / trials + 1 / base_trials))
     z = np.abs(failures / trials - base / base_trials) / np.where(error > 0, error, 1)
     order = np.argsort(-z, axis=None, kind="stable")
-    # Tables that are equally extreme have one p value, that of the last of them.
+    # Equally extreme tables share the p value of the last of them.
     last = np.searchsorted(-z.ravel()[order], -z.ravel() + 1e-9, side="right") - 1
     worst = np.zeros(z.size)
     for rate in np.sin(np.linspace(0, np.pi / 2, 66)[1:-1]) ** 2:
@@ -669,7 +670,7 @@ def _double_dichotomies(
 ) -> tuple[bool, float]:
     """Wald's sequential test of two rates whose odds ratio it knows (Wald 1947, chapter 6).
 
-    It looks only at pairs that differ; at 2.5 % on either side, of which it knows the right one.
+    It looks only at pairs that differ, at 2.5 % on the side that it knows to be right.
     """
     theta = base_rate * (1 - rate) / (base_rate * (1 - rate) + rate * (1 - base_rate))
     against = {True: log(theta / 0.5), False: log((1 - theta) / 0.5) if theta < 1 else -np.inf}
@@ -692,7 +693,7 @@ RAISES: frozenset[Act] = frozenset({"raises"})
 
 def worlds() -> dict[str, list[World]]:
     """All of them, by what they are about."""
-    from benchmarks.everyday_worlds import everyday  # which is made of the parts above
+    from benchmarks.everyday_worlds import everyday  # it uses the functions above
 
     return {
         "alike": _alike(),
@@ -723,7 +724,7 @@ def _alike() -> list[World]:
 
 
 def _margin() -> list[World]:
-    """What changes the rate by as much as the margin has an effect."""
+    """A change of the rate by as much as the margin is an effect."""
     found = []
     for base, cell in ((0.05, 0.075), (0.1, 0.15), (0.3, 0.4), (0.9, 0.8)):
         truth, fates = acting(base, cell, 2)
@@ -858,7 +859,7 @@ def _exchange() -> list[World]:
     exchanged = Truth((0.75, 0.75), {1: frozenset({"exchanges"})},
                       {(1, "nan"): LOWERS, (1, "timeout"): RAISES})  # fmt: skip
     swapped = two_ways(lambda spot: (0.75, 0.0) if spot.cell == 0 else (0.0, 0.75), ("nan", "hang"))
-    # What the removal of one bug uncovers was there before.
+    # The bug that is uncovered was there before.
     uncovered = Truth((0.9, 0.5), {1: LOWERS}, {(1, "SIGSEGV"): frozenset()})
     uncovering = two_ways(lambda spot: (0.8 if spot.cell == 0 else 0.0, 0.5), ("nan", "crash"))
     return [

@@ -100,7 +100,7 @@ def test_a_guess_of_more_trials_is_right_four_times_of_five() -> None:
     """Of rates as the guess takes them to be: equal ones in a third of all tables."""
     generator = np.random.default_rng(5)
     said = right = 0
-    for _ in range(400):
+    for _ in range(250):
         rate, base = generator.beta(0.5, 0.5, 2)
         rate = base if generator.random() < 1 / 3 else rate
         failures, base_failures = (int(generator.binomial(12, each)) for each in (rate, base))
@@ -116,7 +116,7 @@ def test_a_guess_of_more_trials_is_right_four_times_of_five() -> None:
             is_within = found.interval.within(-0.1, 0.1) and found.ratio.within(0.5, 1.5)
             right += found.p < 0.05 or is_within or (found.ratio.low > 0.5 and lower)
             assert trials <= 512
-    assert said >= 60
+    assert said >= 38
     assert 0.7 <= right / said <= 0.97
 
 
