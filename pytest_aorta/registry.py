@@ -156,7 +156,9 @@ def commit_environment(name: str) -> Environment:
 
     Without a repository, it is that of the working directory.
     """
-    revision, _, repository = name.removeprefix(COMMIT_PREFIX).partition("@")
+    revision, repository = name.removeprefix(COMMIT_PREFIX), ""
+    if "@" in revision and not revision.endswith("}"):  # not HEAD@{1}
+        revision, _, repository = revision.rpartition("@")
     where = ["git", "-C", repository or ".", "rev-parse"]
     words = [*where, "--show-toplevel", "--verify", "--end-of-options", f"{revision}^{{commit}}"]
     try:

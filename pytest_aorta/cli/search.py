@@ -16,6 +16,7 @@ import click
 
 from pytest_aorta.cli.run import BeforePytest, run_pytest
 from pytest_aorta.common.texts import COMMIT_PREFIX, INLINE_PREFIX
+from pytest_aorta.probe.variables import has_secret
 from pytest_aorta.settings import BY_NAME, RequestError
 
 _MOST = f"All trials together (default {BY_NAME['max-trials'].default})."
@@ -95,6 +96,8 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
         "signature": given["signature"],
     }
     words = list(arguments)
+    if has_secret(given["build"] or ""):
+        raise RequestError("bisect: --build may hold a secret, and records name it; read it from a variable there")
     if axis == "commits":
         commits = commits_of(given["commits"], given["repo"] or ".", first_parent=not given["all_parents"])
         suffix = f"@{Path(given['repo']).absolute()}" if given["repo"] else ""

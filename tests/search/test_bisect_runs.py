@@ -84,6 +84,10 @@ def test_what_does_not_change_within_the_budget_has_exit_status_1(by_size: Stage
         (("--commits", "v1..HEAD"), "--commits 'v1..HEAD': Not a valid object name v1; the repository is "),
         (("--commits", "HEAD~1..HEAD", "--prior-path", "*.py=x"), "--prior-path '*.py=x': expected GLOB=WEIGHT"),
         (("--commits", "HEAD~1..HEAD", "--prior-text", "(=2"), "--prior-text '(=2': expected REGEX=WEIGHT"),
+        (
+            ("--commits", "HEAD~1..HEAD", "--build", "pip install -i https://me:hush@index/ x"),
+            "bisect: --build may hold a secret, and records name it",
+        ),
         (("--versions", "numpy"), "--versions 'numpy': expected PACKAGE==A,B,C or PACKAGE==A..C"),
         (("--values", "A=1"), "--aorta-vary: 'A=1' is not valid; expected a variable and at least two values"),
         (("--environments", "local,nowhere"), "unknown environment 'nowhere'"),
