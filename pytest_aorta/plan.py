@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_aorta.launch.launch_mode import AS_TYPED, COMMAND_RANKS_TARGET
 from pytest_aorta.probe.variables import has_secret, is_secret_name
 from pytest_aorta.registry import BUILTIN_SOURCE, Environment, Mitigation, Registry, WorkloadEntry, option_value
-from pytest_aorta.search import BisectRequest
+from pytest_aorta.search import AmplifyRequest, BisectRequest
 from pytest_aorta.settings import (
     BY_NAME,
     MOST_OF_AUTO,
@@ -95,6 +95,10 @@ WARM_CELLS = 8
 _TRIALS_IN_TIME, _ROUNDS_IN_TIME = 10_000, 100
 
 
+#: Settings that have a search decide which trials run, as the commands are called.
+_SEARCHES = ("minimize", "bisect", "amplify")
+
+
 @dataclass(frozen=True)
 class Selection:
     """What the user asked for, in names and texts; the defaults are those of the options.
@@ -140,13 +144,19 @@ class Selection:
     gates: tuple[Gate, ...] = ()
     minimize: tuple[str, ...] = ()
     bisect: BisectRequest | None = None
+    amplify: AmplifyRequest | None = None
     build: str = ""
     max_trials: int = 2000
 
     @property
     def searches(self) -> bool:
         """Whether a search decides which trials run."""
-        return bool(self.minimize) or self.bisect is not None
+        return bool(self.minimize) or self.has_own_table
+
+    @property
+    def has_own_table(self) -> bool:
+        """Whether a search says in a table of its own what its cells have shown."""
+        return self.bisect is not None or self.amplify is not None
 
     @property
     def may_end_early(self) -> bool:
@@ -187,7 +197,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         raise OptionError(f"aorta_order {values['order']} and --aorta-stop with a time: whole rounds are interleaved")
     trials = values["trials"]
     if trials == "auto":
-        if values["minimize"] or values["bisect"]:
+        if any(values[name] for name in _SEARCHES):
             raise OptionError("--aorta-trials auto and a search: use a number; a search ends by itself")
         stop, trials = replace(stop, decided=True, power=True), MOST_OF_AUTO
     if trials is None and stop.seconds is not None:
@@ -216,6 +226,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             "where",
             "minimize",
             "bisect",
+            "amplify",
             "build",
             "max_trials",
         ),
@@ -242,7 +253,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         ),
         triage=TriageSettings(
             **given("baseline", "margin", "speed_margin"),
-            sequential=bool(stop.ends_cells or stop.seconds or values["minimize"] or values["bisect"]),
+            sequential=bool(stop.ends_cells or stop.seconds or any(values[name] for name in _SEARCHES)),
             confirm=stop.decided and stop.confirm,
             speed=stop.speed,
             screens=stop.decided and not stop.equivalence,
@@ -266,8 +277,8 @@ def _check_collectors(values: Mapping[str, Any]) -> None:
 
 
 def _check_search(values: dict[str, Any]) -> None:
-    command = "bisect" if values["bisect"] is not None else "minimize"
-    if not values["minimize"] and values["bisect"] is None:
+    command = next((name for name in _SEARCHES if values[name]), "")
+    if not command:
         return
     for name, why in (
         ("shard", "a search is not divided"),
@@ -412,7 +423,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
         folder = environments[environment_index].folder or selection.folder
         first = TrialSpec(
             workload=entry,
-            environment=environments[environment_index],
+            environment=_behind(sets[mitigation_index], environments[environment_index]),
             mitigations=tuple(mitigation.name for mitigation in sets[mitigation_index]),
             overlay=variables,
             environment_index=environment_index,
@@ -450,6 +461,12 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
         if label not in labels:
             raise PlanError(f"cell_trials: there is no cell {label!r}, but {', '.join(labels)}")
     return cells
+
+
+def _behind(mitigations: Sequence[Mitigation], environment: Environment) -> Environment:
+    """The environment behind the launcher prefixes of mitigations; the last one is the outermost."""
+    words = [word for mitigation in reversed(mitigations) for word in mitigation.launcher]
+    return replace(environment, launcher=(*words, *environment.launcher)) if words else environment
 
 
 def _collectors_of(mitigations: Iterable[Mitigation], selection: Selection, registry: Registry) -> tuple[str, ...]:

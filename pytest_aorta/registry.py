@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from pytest_aorta.common.cache import cache_folder
 from pytest_aorta.common.texts import COMMIT_PREFIX, INLINE_PREFIX
-from pytest_aorta.settings import COLLECT, OPTION, RequestError
+from pytest_aorta.settings import COLLECT, OPTION, PREFIX, RequestError
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -49,6 +49,7 @@ class Mitigation:
         read_by: names of the libraries that read the variables, for the user; empty where that is not known.
         options: option of the workload -> value, which is one of JSON.
         collect: the collectors that trials run with; ``None`` for those that the run asks for.
+        launcher: words put before the command of a trial, and before the prefix of its environment.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Mitigation:
     read_by: str = field(default="", compare=False)
     options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
     collect: tuple[str, ...] | None = None
+    launcher: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -632,7 +634,14 @@ class Registry:
         return found
 
     def mitigation(self, name: str) -> Mitigation:
-        """The mitigation, or the variable ``NAME=VALUE``; at most the plugin that offers it is imported."""
+        """The mitigation, the variable ``NAME=VALUE``, or the launcher prefix ``prefix:WORDS``.
+
+        At most the plugin that offers it is imported.
+        """
+        if name.startswith(PREFIX) and name not in self._offers["mitigations"]:
+            if words := shlex.split(name.removeprefix(PREFIX)):
+                return Mitigation(name, {}, "the command line", launcher=tuple(words))
+            raise RegistryError(f"mitigation {name!r}: it names no program, as in {PREFIX}taskset -c 0")
         if "=" in name and name not in self._offers["mitigations"] and (inline := variable_from(name)) is not None:
             return inline
         found: Mitigation = self._get("mitigations", name)

@@ -253,6 +253,9 @@ OPTION = "config."
 #: What stands for collectors where a variable may stand.
 COLLECT = "collect"
 
+#: Beginning of the name of a mitigation that is a launcher prefix.
+PREFIX = "prefix:"
+
 
 def variations(value: Any) -> tuple[tuple[str, ...], ...]:
     """``NAME=1,2,4``, ``config.NAME=1,2,4`` for an option of the workload, ``collect=none,numerics`` for collectors.
@@ -519,6 +522,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting(
             "bisect", "search:bisect_request", "JSON", "which of its cells changes the failure rate", scope="internal"
         ),
+        Setting("amplify", "search:amplify_request", "JSON", "which cell fails most often", scope="internal"),
         Setting("build", name, "CMD", "makes the working tree of a commit ready", scope="internal"),
         Setting("max-trials", positive_int, "N", "most trials of a search", "2000", scope="internal"),
         Setting("units", lines, "NAMES", "only these directories, cells and trials of a recipe", scope="internal"),

@@ -110,6 +110,7 @@ OF_PYTEST = {
     "stop",
     "gate",
     "minimize",
+    "amplify",
     "bisect",
     "build",
     "actions",

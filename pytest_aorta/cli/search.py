@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,10 +16,12 @@ from typing import Any
 
 import click
 
+from pytest_aorta import search
 from pytest_aorta.cli.run import BeforePytest, run_pytest
 from pytest_aorta.common.texts import COMMIT_PREFIX, INLINE_PREFIX
 from pytest_aorta.probe.variables import has_secret
-from pytest_aorta.settings import BY_NAME, RequestError
+from pytest_aorta.runtime.resources.devices import find_devices
+from pytest_aorta.settings import BY_NAME, PREFIX, RequestError
 
 _MOST = f"All trials together (default {BY_NAME['max-trials'].default})."
 
@@ -113,6 +117,63 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
     if command:
         words.append(f"--aorta-command={shlex.join(command)}")
     run_pytest(words, {"bisect": json.dumps(request), "build": given["build"], "max-trials": given["max_trials"]})
+
+
+def conditions() -> dict[str, str]:
+    """Built-in conditions that may make a fault frequent: name -> mitigation, a variable or a launcher prefix."""
+    cores = len(os.sched_getaffinity(0))
+    busy = shlex.join([sys.executable, str(Path(search.__file__).with_name("busy.py"))])
+    found = {
+        "one core": f"{PREFIX}taskset -c {min(os.sched_getaffinity(0))}",
+        "busy cores": f"{PREFIX}{busy}",
+        "short memory": f"{PREFIX}{busy} --memory",
+        "low priority": f"{PREFIX}nice -n 19",
+        "batch scheduling": f"{PREFIX}chrt -b 0",
+        "freed memory overwritten": "MALLOC_PERTURB_=165",
+        "one malloc arena": "MALLOC_ARENA_MAX=1",
+        "Python's debug allocator": "PYTHONMALLOC=debug",
+        "one thread": "OMP_NUM_THREADS=1",
+        "more threads than cores": f"OMP_NUM_THREADS={2 * cores}",
+    }
+    if find_devices():
+        found |= {
+            "blocking launches": "CUDA_LAUNCH_BLOCKING=1",
+            "collectives by rings": "NCCL_ALGO=Ring",
+            "collectives by trees": "NCCL_ALGO=Tree",
+            "the simple protocol": "NCCL_PROTO=Simple",
+        }
+    programs = {name: shlex.split(text.removeprefix(PREFIX))[0] for name, text in found.items() if PREFIX in text}
+    return {name: text for name, text in found.items() if name not in programs or shutil.which(programs[name])}
+
+
+@click.command(
+    "amplify",
+    cls=_Search,
+    context_settings={"ignore_unknown_options": True},
+    options_metavar="[OPTIONS]",
+    epilog="A command follows --: amplify -- python train.py",
+)
+@click.option("--condition", multiple=True, metavar="SET", help="Instead of the built-in ones: a mitigation set, "
+              "NAME=VALUE, or prefix:WORDS for a launcher prefix (repeat).")  # fmt: skip
+@click.option("--max-trials", metavar="N", help=_MOST)
+@click.option("--signature", default="", metavar="TEXT", help="Only failures whose way to fail has this text count.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF PYTEST]...")
+@click.pass_obj
+def amplify(command: list[str] | None, /, arguments: tuple[str, ...], **given: Any) -> None:
+    """Which condition makes a rare fault frequent: one core, busy cores, another allocator, more threads, ... pytest
+    runs the trials, with its options. Exit status 0: one was found, and fresh trials confirm it; 1: none within
+    --max-trials; 4: wrong use.
+    """
+    asked = {text: text for text in given["condition"]} or conditions()
+    words = [*arguments, "--aorta-mitigations=none", *(f"--aorta-mitigations={text}" for text in asked.values())]
+    typed = [f"--condition={text}" for text in given["condition"]]
+    typed += [f"--signature={given['signature']}"] * bool(given["signature"])
+    typed += [f"--max-trials={given['max_trials']}"] * bool(given["max_trials"])
+    names = ["no condition", *asked]
+    if command:
+        words.append(f"--aorta-command={shlex.join(command)}")
+    request = {"typed": shlex.join(typed), "names": names, "signature": given["signature"]}
+    run_pytest(words, {"amplify": json.dumps(request), "max-trials": given["max_trials"]})
 
 
 def commits_of(text: str, repository: str, *, first_parent: bool = True) -> list[Commit]:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 #: Options that a command for one item does not repeat.
 _OF_THE_RUN = ("resume", "report", "shard", "where")
 
-#: They make the positions of a bisection, which its own options say in short.
-_AXES = ("environment", "vary")
+#: They make the positions of a bisection and the conditions of amplify, which their own options say in short.
+_AXES = ("environment", "vary", "mitigations")
 
 #: Options of pytest and pytest-timeout that a trial depends on, by their attribute of ``config.option``.
 _OF_OTHERS = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o", "timeout": "--timeout"}
@@ -54,11 +54,12 @@ def run_line(config: pytest.Config, nodeid: str, more: Sequence[str] = ()) -> st
 
     It repeats the options that shape the plan and its deadlines, without values of variables: they may be secrets.
     """
-    bisected = getattr(config.option, "aorta_bisect", None)
-    is_bisection = bisected is not None
+    searches = {"bisect": "axis", "amplify": "typed"}  # and what has the words of the command
+    requests = {name: getattr(config.option, f"aorta_{name}", None) for name in searches}
+    command = next((name for name, text in requests.items() if text is not None), "")
     given = list(more)
     for option in SETTINGS:
-        if option.name in _OF_THE_RUN or option.scope != "option" or (is_bisection and option.name in _AXES):
+        if option.name in _OF_THE_RUN or option.scope != "option" or (command and option.name in _AXES):
             continue
         for value in _given(config, option.ini):
             given.append(option.flag)
@@ -81,8 +82,8 @@ def run_line(config: pytest.Config, nodeid: str, more: Sequence[str] = ()) -> st
         nodeid = f"{os.path.relpath(top / path, here)}{separator}{names}"
     searched = getattr(config.option, "aorta_minimize", None)
     words = ["pytest"] if searched is None else ["pytest-aorta", "minimize", searched]
-    if bisected is not None:
-        words = ["pytest-aorta", "bisect", *shlex.split(json.loads(bisected)["axis"])]
+    if command:
+        words = ["pytest-aorta", command, *shlex.split(json.loads(requests[command] or "")[searches[command]])]
     for word in (*given, nodeid):
         if word.startswith("@"):  # for pytest, a word that begins so is a file of arguments
             words[-1] += f"={word}"

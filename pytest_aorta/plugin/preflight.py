@@ -87,7 +87,7 @@ def check_trials(session: pytest.Session) -> None:
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
     import pytest_aorta.plugin.writer  # noqa: F401
 
-    if selection.bisect is None:  # which needs few of them
+    if not selection.has_own_table:  # which needs few of them
         _make_environments(session, plans)
     patience = _PATIENCE if selection.resources.total_slots > 1 else None
     # With collectors also where trials get them only when they are run again: after hours of trials, a missing tool is

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from pytest_aorta.plugin.run import PAYLOAD, ReportPayload, SessionRun, reason_o
 from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, use_fixtures
 from pytest_aorta.registry import Mitigation
 from pytest_aorta.search import Search, Wanted
+from pytest_aorta.search.amplify import Amplify
 from pytest_aorta.search.bisect import Bisect
 from pytest_aorta.search.minimize import Minimize
 from pytest_aorta.triage.facts import TrialFacts, facts_of
@@ -88,8 +89,9 @@ class SearchItem(GeneratedFunction):
                 break
             facts = self._run(run, [self.spec_of(one) for one in wanted], extra_env)
         lines = self.search.report()
-        if isinstance(self.search, Bisect):
-            file = run.results / f"bisect-{identifier(self.spec.workload.name)}.json"
+        if isinstance(self.search, Bisect | Amplify):
+            what = type(self.search).__name__.lower()
+            file = run.results / f"{what}-{identifier(self.spec.workload.name)}.json"
             write_json(file, self.search.result.to_json())
         self.stash[PAYLOAD].notes = [f"{self.spec.workload.name}: {lines[0]}", *lines[1:]]
         success, sentence = self.search.conclusion()
@@ -134,14 +136,14 @@ class SearchItem(GeneratedFunction):
 
 def search_name(spec: TrialSpec, selection: Selection) -> str:
     """Of the item: ``gemm[local-minimize-A+B]``; a bisection has all environments, and the first one's name."""
-    what = "bisect" if selection.bisect is not None else "minimize"
+    what = "bisect" if selection.bisect else "amplify" if selection.amplify else "minimize"
     names = "+".join(identifier(name) for name in spec.mitigations)
     return f"{identifier(spec.workload.name)}[{identifier(spec.environment.name)}-{what}-{names}]"
 
 
 def searches_of(plan: Plan, selection: Selection) -> list[TrialSpec]:
-    """A trial for each search: of a bisection the first of a workload, else of each whole set."""
-    if selection.bisect is not None:
+    """A trial for each search: of bisect and amplify the first of a workload, of minimize one of each whole set."""
+    if selection.has_own_table:
         return [next(iter(cells.values())) for cells in plan.cells.values()]
     return [spec for spec in plan.trials if spec.mitigations == selection.minimize and spec.trial_index == 0]
 
@@ -150,7 +152,8 @@ def search_items(plan: Plan, run: SessionRun, module_of: ModuleOf) -> Iterator[S
     """The items of a plan whose cells are the positions of a bisection, or baseline and whole set."""
     sibling: SearchItem | None = None
     for spec in searches_of(plan, run.selection):
-        search, spec_of = (_bisection if run.selection.bisect is not None else _minimization)(plan, run, spec)
+        make = _bisection if run.selection.bisect else _amplification if run.selection.amplify else _minimization
+        search, spec_of = make(plan, run, spec)
         name = search_name(spec, run.selection)
         sibling = SearchItem.of(module_of(spec), name, use_fixtures, sibling)
         sibling.search, sibling.spec, sibling.spec_of = search, spec, spec_of
@@ -165,7 +168,6 @@ def _bisection(plan: Plan, run: SessionRun, first: TrialSpec) -> tuple[Search, C
     cells.sort(key=lambda spec: (spec.environment_index, spec.mitigation_index))
     if len(cells) < 2:
         raise PlanError(f"bisect {request.axis}: expected at least two positions, not {len(cells)}")
-    specs = [replace(spec, execution=in_a_process(spec.execution)) for spec in cells]
     are_several = len({each.environment for each in cells}) > 1
     named = [environment_label(spec.environment.name).removeprefix("commit-") * are_several for spec in cells]
     names = [
@@ -180,12 +182,20 @@ def _bisection(plan: Plan, run: SessionRun, first: TrialSpec) -> tuple[Search, C
         weights=request.weights or None,
         signature=request.signature,
     )
+    return search, _trial_of_cell(cells)
 
-    def spec_of(wanted: Wanted) -> TrialSpec:
-        assert isinstance(wanted.arm, int)
-        return replace(specs[wanted.arm], trial_index=wanted.index)
 
-    return search, spec_of
+def _amplification(plan: Plan, run: SessionRun, first: TrialSpec) -> tuple[Search, Callable[[Wanted], TrialSpec]]:
+    request = run.selection.amplify
+    assert request is not None
+    cells = sorted(plan.cells[first.workload.name].values(), key=lambda spec: spec.mitigation_index)
+    most, slots = run.selection.max_trials, run.selection.resources.total_slots
+    return Amplify(request.names, most, slots, signature=request.signature), _trial_of_cell(cells)
+
+
+def _trial_of_cell(cells: Sequence[TrialSpec]) -> Callable[[Wanted], TrialSpec]:
+    specs = [replace(spec, execution=in_a_process(spec.execution)) for spec in cells]
+    return lambda wanted: replace(specs[wanted.arm], trial_index=wanted.index)
 
 
 def _minimization(plan: Plan, run: SessionRun, whole: TrialSpec) -> tuple[Search, Callable[[Wanted], TrialSpec]]:

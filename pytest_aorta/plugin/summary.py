@@ -144,7 +144,7 @@ class TerminalSummary:
         terminal.write_sep("=", "trials" if run.action is None else f"trials of {run.action}")
         # A bisection has a table of its own, of positions.
         pieces_of_lines = table_lines(table, max(_NARROWEST, shutil.get_terminal_size().columns))
-        for pieces in pieces_of_lines if run.selection.bisect is None else ():
+        for pieces in pieces_of_lines if not run.selection.has_own_table else ():
             for piece in pieces:
                 terminal.write(piece.text, **{piece.colour: True} if piece.colour else {})
             terminal.write_line("")

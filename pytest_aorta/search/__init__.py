@@ -61,6 +61,30 @@ class BisectRequest:
     weights: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True)
+class AmplifyRequest:
+    """What ``pytest-aorta amplify`` asks for; the conditions are the cells of the plan, the first one without any.
+
+    Attributes:
+        typed: as it was typed.
+        names: of the conditions.
+        signature: only failures whose text contains it count.
+    """
+
+    typed: str
+    names: tuple[str, ...]
+    signature: str = ""
+
+
+def amplify_request(value: Any) -> AmplifyRequest:
+    """Of JSON, as the command writes it."""
+    try:
+        given = json.loads(value)
+        return AmplifyRequest(**{**given, "names": tuple(given["names"])})
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ValueError("what pytest-aorta amplify writes") from error
+
+
 def bisect_request(value: Any) -> BisectRequest:
     """Of JSON, as the command writes it."""
     try:

@@ -1,0 +1,125 @@
+"""Which condition makes a rare fault frequent: by simulated trials, and by real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.stage import Stage, text
+from support.triage_facts import CRASH, trials
+
+from pytest_aorta.cli.search import conditions
+from pytest_aorta.search.amplify import Amplified, Amplify
+from pytest_aorta.triage.facts import TrialFacts
+
+(FACTS,) = trials("none", ".")
+
+
+def run(search: Amplify, ends: Callable[[int], TrialFacts]) -> tuple[Amplified, int]:
+    """The result, and how many trials it took; ``ends``: how a trial with a condition ends."""
+    steps, number = search.steps(), 0
+    wanted = next(steps, None)
+    while wanted is not None:
+        number += len(wanted)
+        try:
+            wanted = steps.send([replace(ends(each.arm), index=each.index) for each in wanted])
+        except StopIteration:
+            wanted = None
+    return search.result, number
+
+
+def by_rates(rates: Sequence[float], seed: int) -> Callable[[int], TrialFacts]:
+    generator = np.random.default_rng(seed)
+    return lambda arm: replace(FACTS, outcome="failed" if generator.random() < rates[arm] else "ok")
+
+
+def named(number: int) -> list[str]:
+    return ["no condition", *(f"c{each}" for each in range(1, number))]
+
+
+def test_of_twelve_conditions_the_one_that_acts_is_found_with_fewer_trials_than_in_equal_shares() -> None:
+    rates = [0.01] * 7 + [0.3] + [0.01] * 5
+    searches = [run(Amplify(named(13), 2000), by_rates(rates, seed)) for seed in range(30)]
+    assert sum(result.found == 7 for result, _ in searches) >= 28
+    # In equal shares, each needs the trials with which a condition of 30 % differs from 1 % in a test for 12.
+    assert np.mean([number for _, number in searches]) < 13 * 25
+
+
+def test_a_condition_that_does_nothing_is_hardly_ever_named() -> None:
+    searches = [run(Amplify(named(6), 500), by_rates([0.1] * 6, seed))[0] for seed in range(40)]
+    assert sum(result.found is not None for result in searches) <= 2
+    (sentence,) = {Amplify(named(3), 0).conclusion()[1]}
+    assert sentence == "nothing to amplify: no trial came to its main work"
+
+
+def test_what_is_said_tells_whether_it_is_the_same_fault() -> None:
+    def ends(arm: int, *, same: bool = True) -> TrialFacts:
+        fails = next(turn) % 10 == 0 if arm == 0 else arm == 2
+        way = CRASH if same or arm else replace(CRASH, message="another")
+        return replace(FACTS, outcome="failed" if fails else "ok", signature=way if fails else None)
+
+    turn = iter(range(10_000))
+    search = Amplify(named(3), 2000)
+    run(search, ends)
+    success, sentence = search.conclusion()
+    assert success
+    assert sentence.startswith("with c2 ")
+    assert sentence.endswith(f"; in the same way: {CRASH.text}")
+    turn = iter(range(10_000))
+    other = Amplify(named(3), 2000)
+    run(other, lambda arm: ends(arm, same=False))
+    assert "but mostly in another way" in other.conclusion()[1]
+    only = Amplify(named(3), 2000, signature="another")
+    turn = iter(range(10_000))
+    run(only, lambda arm: ends(arm, same=False))
+    assert not only.conclusion()[0]
+
+
+_BY_CORES = """
+    import os, random
+    pinned = len(os.sched_getaffinity(0)) == 1
+    raise SystemExit("lost update" if random.random() < (0.8 if pinned else 0.02) else 0)
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is no condition where there is one")
+def test_a_launcher_prefix_that_makes_a_command_fail_is_found(stage: Stage) -> None:
+    stage.write(train=_BY_CORES)
+    core = min(os.sched_getaffinity(0))
+    done = stage.aorta(
+        *("amplify", "--condition", "OMP_NUM_THREADS=1", "--condition", f"prefix:taskset -c {core}"),
+        *("--aorta-slots", "2", "--", sys.executable, "train.py"),
+    )
+    assert done.ret == 0, text(done)
+    done.stdout.fnmatch_lines(
+        [
+            f"*: with prefix:taskset -c {core} * of * fail, * of * without it*(fresh pairs: * p = *); *",
+            "condition * failed * most frequent way",
+            f"prefix:taskset -c {core} * of * exit code 1: lost update",
+        ]
+    )
+    (file,) = stage.results.glob("amplify-*.json")
+    assert json.loads(file.read_text())["found"] == 2
+    assert "second baseline" not in done.stdout.str()
+
+
+def test_every_condition_of_ours_starts_a_command(stage: Stage) -> None:
+    found = conditions()
+    assert {"one core", "busy cores", "freed memory overwritten"} <= set(found)
+    words = [word for name in found.values() for word in ("--aorta-mitigations", name)]
+    done = stage.run("--aorta-command", "true", "--aorta-mitigations", "none", *words)
+    done.assert_outcomes(passed=len(found) + 1)
+
+
+def test_what_cannot_be_is_refused(stage: Stage) -> None:
+    done = stage.aorta("amplify", "--condition", "nothing", "--", "true")
+    assert done.ret == 4
+    assert "unknown mitigation 'nothing'" in text(done)
+    done = stage.aorta("amplify", "--condition", "prefix:", "--", "true")
+    assert done.ret == 4
+    assert "mitigation 'prefix:': it names no program, as in prefix:taskset -c 0" in text(done)
