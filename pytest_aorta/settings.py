@@ -285,7 +285,7 @@ def file(value: str) -> str:
 
 
 def preload(value: Any) -> str | tuple[str, ...]:
-    """``auto``, ``none``, or names of modules."""
+    """Read ``auto``, ``none``, or the names of modules to import before trials are forked."""
     expected = "auto, none, or names of modules separated by commas, such as torch,numpy"
     try:
         modules = names(value)

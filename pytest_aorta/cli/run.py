@@ -30,7 +30,7 @@ from pytest_aorta.settings import BY_NAME, RequestError
 
 
 class BeforePytest(click.Command):
-    """Passes the words after ``--`` to pytest."""
+    """A command whose words after ``--`` are not its own: ``ctx.obj``, for pytest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:

@@ -247,12 +247,13 @@ class SlotEngine:
     ) -> PreparedCell | None:
         """Prepare a cell once, and raise what would prevent every trial of it.
 
-        Returns ``None`` if the preparation fails for another reason, which every trial then records.
+        Returns ``None`` if the preparation fails for another reason than those below; every trial then records it.
 
         Args:
             spec: one of its trials.
             timeout: deadline in seconds that overrides the spec's.
-            patience: seconds to wait; ``None`` waits until the cell is prepared. Afterwards, the trials meet the error.
+            patience: seconds to wait; ``None`` waits until the cell is prepared. If it is not prepared by then, this
+                returns ``None``, and an error shows in the trials.
 
         Raises:
             ConfigError: an option that the workload does not have, or a value that does not fit.

@@ -225,7 +225,7 @@ def blank_tensor(shape: object, dtype: object) -> torch.Tensor:
 
 
 def check_timeout(timeout: object) -> None:
-    """Check a timeout: ``None`` or seconds; a negative number has expired already."""
+    """Raise ``TypeError`` unless a timeout is ``None`` or a number of seconds; a negative one has passed already."""
     if timeout is not None:
         expect("timeout", timeout, (int, float), "a number of seconds or None")
 

@@ -155,10 +155,10 @@ class Pair:
 
 
 def judge(pairs: Sequence[Pair], margin: Margin, family: int, planned: int = 0) -> list[tuple[Comparison, Verdict]]:
-    """Compare cells with their baselines, corrected for their number (Holm).
+    """Compare each cell with its baseline; p values are corrected for the number of comparisons (Holm).
 
-    ``family``: number of cells that share the level, for guesses of more trials. ``planned``: number of comparisons at
-    the end, so that a cell that begins later does not take back earlier conclusions.
+    ``family``: number of cells that share the level, to estimate how many more trials a cell needs. ``planned``: number
+    of comparisons at the end; correcting for it from the start, a cell that begins later takes nothing back.
     """
     single = [pair.comparison() for pair in pairs]
     adjusted = rates.holm([*(each.p for each in single), *[1.0] * (planned - len(single))])

@@ -326,10 +326,10 @@ class OperatorChange:
 def changed_operators(
     cell: Sequence[TrialFacts], base: Sequence[TrialFacts], margin: float, cells: int
 ) -> tuple[OperatorChange, ...]:
-    """Operators that differ, sorted by cost; operators that may wait come last.
+    """Operators whose time differs by more than ``margin`` (a share), most expensive first.
 
-    The unit is the trial, as for steps; trials without a profile are ignored. If none differs, any operator of any of
-    ``cells`` cells is named with a chance of 5 %.
+    Operators whose time may include waiting, such as collectives, come last. Each trial is one observation; trials
+    without a profile are ignored. If nothing differs, any operator of any of ``cells`` cells is named in 5 % at most.
     """
     sides = ours, theirs = [[trial for trial in side if trial.operators] for side in (cell, base)]
     if min(map(len, sides)) < 2:

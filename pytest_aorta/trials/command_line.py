@@ -387,7 +387,10 @@ def python_line(words: Sequence[str], path: str) -> PythonLine | None:
 
 
 def line_of(command: str, path: str) -> PythonLine | None:
-    """The line of a command that every trial has in common; ``None`` as ``python_line``."""
+    """The Python command line in ``command``; ``path``: where its interpreter is looked for.
+
+    ``None`` if ``command`` does not run Python, or if its program differs from trial to trial.
+    """
     words = command_words(command)
     line = python_line(words, path)
     return None if line is None or placeholders_in([line.name]) else line

@@ -194,9 +194,9 @@ def imported_later(cls: type[Any], before: ModuleCount | None, known: Mapping[st
 
 
 def sources(names: Iterable[str], root: Path | None, own: str = "") -> dict[str, str]:
-    """Digests of modules that belong to no installed distribution, and of the module ``own``.
+    """Digests of the source files of those modules ``names`` that no installed distribution provides.
 
-    By path: relative to the folder ``root``, absolute outside of it.
+    The module ``own`` is always included. Keys are paths: relative to the folder ``root`` in it, else absolute.
     """
     inside = None if root is None or root.name in INSTALLED else f"{root}{os.sep}"
     files: set[str] = set()

@@ -26,11 +26,11 @@ class Origin:
     """Seeds and folders of a trial that come from elsewhere: from a replayed record, or from the folder of a recipe.
 
     Attributes:
-        seed: of the trial; ``None`` for one from the operating system.
+        seed: seed of the trial; ``None`` draws one from the operating system.
         cwd: working directory.
         sys_path: what to add to ``sys.path``.
-        rank_seed: of this rank, where pytest is a rank itself: each has drawn one of its own.
-        hash_seed: ``PYTHONHASHSEED`` that it had.
+        rank_seed: seed of this rank, if pytest is a rank itself: then each rank has drawn its own.
+        hash_seed: ``PYTHONHASHSEED`` of the original trial.
     """
 
     seed: int | None

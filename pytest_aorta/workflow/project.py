@@ -124,7 +124,10 @@ def waits_for(previous: Sequence[Blocked]) -> Callable[[str], bool]:
 
 
 def states_of(progress: Mapping[str, Progress], previous: Sequence[Blocked]) -> dict[str, State]:
-    """The state of each unit, without units that are not needed; ``previous``: blocked units of earlier actions."""
+    """The state of each unit that is still needed.
+
+    ``progress``: of each unit, by its name. ``previous``: units on which earlier actions are not complete.
+    """
     waits = waits_for(previous)
     states: dict[str, State] = {}
     for unit, each in progress.items():

@@ -150,7 +150,10 @@ def write_stop(folder: Path, at: float) -> None:
 
 
 def write_exit(folder: Path, rank: int, end: RankExit | None, overdue: float | None = None) -> None:
-    """Add the end of a rank to its event log in an attempt's ``folder``; ``overdue``: when its deadline passed."""
+    """Append the end of a rank to its event log in ``folder``, which belongs to an attempt.
+
+    ``end``: ``None`` if it is unknown. ``overdue``: time at which the rank's deadline passed, ``None`` if it did not.
+    """
     _append(event_log(folder, rank), {"type": "over", "exit": end and asdict(end), "overdue": overdue})
 
 
