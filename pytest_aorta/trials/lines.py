@@ -115,8 +115,8 @@ def named(name: str) -> str:
 def not_finite_in(line: str, metrics: Collection[str] = (), allowed: Collection[str] = ()) -> list[NotFinite]:
     """The values of a line that are NaN or infinite, with their names.
 
-    ``metrics``: names of the user's own metrics, which count besides the known ones. ``allowed``: names whose values may
-    be NaN or infinite. Both are spelled as ``named`` spells names.
+    ``metrics``: names of the user's own metrics, besides the known ones. ``allowed``: names whose values may be NaN or
+    infinite. Both are spelled as ``named`` spells names.
     """
     values: list[NotFinite] = []
     lower = line.lower()

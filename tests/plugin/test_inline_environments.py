@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
+from support.fake_distributions import use_index, write_wheel
 from support.stage import Stage, make_venv, text
 
 TRAIN = """
@@ -26,17 +26,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "index"
     folder.mkdir()
     for version, seconds in (("1.0", 0.02), ("2.0", 0.03)):
-        info = f"tiny-{version}.dist-info"
-        with zipfile.ZipFile(folder / f"tiny-{version}-py3-none-any.whl", "w") as wheel:
-            wheel.writestr("tiny.py", f"import time\ndef step(): time.sleep({seconds})\n")
-            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n")
-            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            names = ("tiny.py", f"{info}/METADATA", f"{info}/WHEEL", f"{info}/RECORD")
-            wheel.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in names))
-    for tool in ("PIP", "UV"):
-        monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
-        monkeypatch.setenv(f"{tool}_FIND_LINKS", str(folder))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        write_wheel(folder, "tiny", version, f"import time\ndef step(): time.sleep({seconds})\n")
+    use_index(monkeypatch, folder, tmp_path / "cache")
     return folder
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.fake_distributions import use_index, write_wheel
 from support.stage import Stage, text
 
 _BY_SIZE = """
@@ -172,3 +173,26 @@ def test_the_commit_that_makes_it_fail_is_found_also_after_a_kill(
     (file,) = stage.results.glob("bisect-*.json")
     found = json.loads(file.read_text())
     assert all("change 5" in name or name[-2:] in ("20", "21", "40", "50") for name in found["skipped"])
+
+
+@pytest.mark.slow
+def test_the_version_from_which_on_it_fails_is_found_in_the_index(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "index"
+    index.mkdir()
+    for version in ("1.0", "1.1", "1.10", "2.0", "2.1"):
+        write_wheel(index, "tiny", version, f"WORKS = {version < '2'}\n")
+    use_index(monkeypatch, index, tmp_path / "cache")
+    stage.write(train="import tiny\nassert tiny.WORKS")
+    done = stage.aorta("bisect", "--versions", "tiny==1.1..2.1", "--", "python", "train.py")
+    assert done.ret == 0, text(done)
+    done.stdout.fnmatch_lines(
+        [
+            "*: from tiny==2.0 on it fails more often: *; fresh trials confirm it: * of tiny==1.10 (p = *)",
+            "tiny==1.1 *",
+        ]
+    )
+    done = stage.aorta("bisect", "--versions", "tiny==3..4", "--", "python", "train.py")
+    assert done.ret == 4
+    assert "--versions 'tiny==3..4': the index has 0 versions in this range" in text(done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,3 +50,22 @@ def install(
     site = tmp_path / f"site-{name}"
     write_distribution(site, name, entry_points, modules)
     use_site(monkeypatch, site)
+
+
+def write_wheel(folder: Path, name: str, version: str, code: str) -> None:
+    """A wheel of one module in a folder that pip and uv look for packages in."""
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", code)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        files = (f"{name}.py", f"{info}/METADATA", f"{info}/WHEEL", f"{info}/RECORD")
+        wheel.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in files))
+
+
+def use_index(monkeypatch: pytest.MonkeyPatch, folder: Path, cache: Path) -> None:
+    """Have pip and uv find packages in ``folder`` alone, and keep environments in ``cache``."""
+    for tool in ("PIP", "UV"):
+        monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
+        monkeypatch.setenv(f"{tool}_FIND_LINKS", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
