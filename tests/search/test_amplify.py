@@ -44,14 +44,14 @@ def named(number: int) -> list[str]:
 
 def test_of_twelve_conditions_the_one_that_acts_is_found_with_fewer_trials_than_in_equal_shares() -> None:
     rates = [0.01] * 7 + [0.3] + [0.01] * 5
-    searches = [run(Amplify(named(13), 2000), by_rates(rates, seed)) for seed in range(30)]
-    assert sum(result.found == 7 for result, _ in searches) >= 28
+    searches = [run(Amplify(named(13), 2000), by_rates(rates, seed)) for seed in range(12)]
+    assert sum(result.found == 7 for result, _ in searches) >= 11
     # In equal shares, each needs the trials with which a condition of 30 % differs from 1 % in a test for 12.
     assert np.mean([number for _, number in searches]) < 13 * 25
 
 
 def test_a_condition_that_does_nothing_is_hardly_ever_named() -> None:
-    searches = [run(Amplify(named(6), 500), by_rates([0.1] * 6, seed))[0] for seed in range(40)]
+    searches = [run(Amplify(named(6), 300), by_rates([0.1] * 6, seed))[0] for seed in range(15)]
     assert sum(result.found is not None for result in searches) <= 2
     (sentence,) = {Amplify(named(3), 0).conclusion()[1]}
     assert sentence == "nothing to amplify: no trial came to its main work"

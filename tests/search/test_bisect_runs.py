@@ -112,31 +112,36 @@ if random.random() < RATE:
     raise SystemExit("loss is nan")
 """
 
-#: What is special about a commit: no build, a hang, a crash.
+#: What is special about a commit of 64: no build, a hang, a crash.
 _SPECIAL = {12: "hang", 33: "crash", **dict.fromkeys((5, 20, 21, 40, 50), "no build")}
+
+#: Likewise of 20, the first of which that fails is the 10th.
+_SPECIAL_OF_FEW = {3: "hang", 12: "crash", **dict.fromkeys((5, 6, 15), "no build")}
 
 _MORE = {"hang": "time.sleep(3600)", "crash": "os.kill(os.getpid(), signal.SIGSEGV)"}
 
-#: The first commit that fails.
-_CHANGE = 27
-
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("special", "number", "change", "rate"),
+    [(_SPECIAL_OF_FEW, 20, 9, 0.6), pytest.param(_SPECIAL, 64, 27, 0.3, marks=pytest.mark.long)],
+    ids=["20 commits", "64 commits"],
+)
 def test_the_commit_that_makes_it_fail_is_found_also_after_a_kill(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, special: dict[int, str], number: int, change: int, rate: float
 ) -> None:
     repository = stage.path / "repository"
     repository.mkdir()
     git(repository, "init", "-q")
-    for number in range(64):
-        what = _SPECIAL.get(number, "")
-        train = _TRAIN.format(rate=0.3 if number >= _CHANGE else 0, more=_MORE.get(what, f"# {number}"))
-        commit(repository, f"change {number}", train=train, builds=f"raise SystemExit({what == 'no build'})")
+    for each in range(number):
+        what = special.get(each, "")
+        train = _TRAIN.format(rate=rate if each >= change else 0, more=_MORE.get(what, f"# {each}"))
+        commit(repository, f"change {each}", train=train, builds=f"raise SystemExit({what == 'no build'})")
     monkeypatch.setenv("XDG_CACHE_HOME", str(stage.path / "cache"))
     words = [
         "bisect",
         "--commits",
-        "HEAD~63..HEAD",
+        f"HEAD~{number - 1}..HEAD",
         "--repo",
         str(repository),
         "--build",
@@ -146,7 +151,7 @@ def test_the_commit_that_makes_it_fail_is_found_also_after_a_kill(
     last = ["--", sys.executable, "train.py"]
 
     process = stage.start_command(sys.executable, "-m", "pytest_aorta", *words, *last)
-    stage.wait_until(lambda: len(stage.files()) >= 20)
+    stage.wait_until(lambda: len(stage.files()) >= 10)
     os.kill(process.pid, signal.SIGKILL)
     stage.finish(process)
     stage.wait_until_alone()
@@ -155,11 +160,11 @@ def test_the_commit_that_makes_it_fail_is_found_also_after_a_kill(
 
     done = stage.aorta(*words, "--aorta-resume", *last)
     assert done.ret == 0, text(done)
-    wanted = git(repository, "rev-parse", f"HEAD~{63 - _CHANGE}")[:10]
+    wanted = git(repository, "rev-parse", f"HEAD~{number - 1 - change}")[:10]
     done.stdout.fnmatch_lines(
         [
             "* had a result already (--aorta-resume)",
-            f"*: from {wanted} change {_CHANGE} on it fails more often: *",
+            f"*: from {wanted} change {change} on it fails more often: *",
         ]
     )
     after = stage.trials()
@@ -172,7 +177,8 @@ def test_the_commit_that_makes_it_fail_is_found_also_after_a_kill(
     # What could not be built, or hangs, is never named; a crash is another way to fail.
     (file,) = stage.results.glob("bisect-*.json")
     found = json.loads(file.read_text())
-    assert all("change 5" in name or name[-2:] in ("20", "21", "40", "50") for name in found["skipped"])
+    unbuildable = [f"change {each}" for each, what in special.items() if what == "no build"]
+    assert all(name.partition(" ")[2] in unbuildable for name in found["skipped"])
 
 
 @pytest.mark.slow
