@@ -1,8 +1,9 @@
-"""How often ``pytest-aorta bisect`` is right, and after how many trials: ``python -m benchmarks.simulate_search``.
+"""How often searches are right, and after how many trials: ``python -m benchmarks.simulate_search``.
 
-Each search is in a world whose change and rates are known, and neither is told to it. Beside it, where it is
-installed, ``git_bayesect`` on the same worlds, until its distribution is as sure. ``--searches N`` of each world
-(default 1,000: about an hour); the first trials only, without the pairs that confirm a change.
+Each search is in a world whose change and rates are known, and neither is told to it. ``bisect``: until its
+distribution is sure, without the pairs that confirm a change; beside it, where it is installed, ``git_bayesect`` on the
+same worlds. ``amplify``: the whole search, of 1,000 trials at most, with 12 conditions. ``--searches N`` of each world
+(default 1,000: about an hour; a quarter of bisections of 512 positions).
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pytest_aorta.search.amplify import Amplify
 from pytest_aorta.search.posterior import ChangePoint
+from pytest_aorta.triage.facts import CellKey, TrialFacts
 
 #: The failure rate of a position.
 Rate = Callable[[int], float]
@@ -24,6 +27,8 @@ Answer = tuple[int | None, int]
 
 WORLDS = [(number, before, after) for number in (8, 64, 512) for before, after in ((0, 1), (0, 0.3), (0.1, 0.5))]
 WORLDS += [(8, 0.4, 0.5), (64, 0.4, 0.5)]
+
+_FACTS = TrialFacts(CellKey("gemm", "local-none"), "local", ("none",), "gemm", 0, "trial_0.json", "ok")
 
 #: Of one search.
 _MOST = 20_000
@@ -76,7 +81,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--searches", type=int, default=1000)
     parser.add_argument("--confidence", type=float, default=0.95)
+    parser.add_argument("--only", choices=["bisect", "amplify"])
     given = parser.parse_args()
+    if given.only != "amplify":
+        bisections(given.searches, given.confidence)
+    if given.only != "bisect":
+        amplifications(given.searches)
+
+
+def amplifications(searches: int) -> None:
+    """12 conditions, of which none or one acts."""
+    print("rate without, of the condition that acts: named right, named wrong, trials (at most 1,000)")
+    for base, acting in ((0.01, None), (0.1, None), (0.01, 0.3), (0.05, 0.2)):
+        right = wrong = trials = 0
+        for seed in range(searches):
+            generator = np.random.default_rng(seed)
+            acts = None if acting is None else int(generator.integers(1, 13))
+            search = Amplify([str(number) for number in range(13)], 1000)
+            steps = search.steps()
+            wanted = next(steps)
+            while True:
+                trials += len(wanted)
+                rates = [acting if each.arm == acts and acting is not None else base for each in wanted]
+                failed = [generator.random() < rate for rate in rates]
+                facts = [replace(_FACTS, outcome="failed" if each else "ok") for each in failed]
+                try:
+                    wanted = steps.send(facts)
+                except StopIteration:
+                    break
+            found = search.result.found
+            right += found == acts and found is not None
+            wrong += found is not None and found != acts
+        print(f"{base:>5} {acting or '-':>5}: {right / searches:6.1%} {wrong / searches:6.1%} {trials / searches:8.1f}")
+
+
+def bisections(searches: int, confidence: float) -> None:
     methods: dict[str, Callable[[int, Rate, np.random.Generator, float], Answer]] = {"pytest-aorta": ours}
     if importlib.util.find_spec("git_bayesect"):
         methods["git_bayesect"] = bayesect
@@ -85,13 +124,13 @@ def main() -> None:
         tallies = {name: Tally() for name in methods}
         for name, method in methods.items():
             generator = np.random.default_rng(1)
-            for _ in range(given.searches if positions < 512 else given.searches // 4):
+            for _ in range(searches if positions < 512 else searches // 4):
                 change = int(generator.integers(1, positions))
 
                 def rate(position: int, change: int = change, low: float = before, high: float = after) -> float:
                     return high if position >= change else low
 
-                tallies[name].add(method(positions, rate, generator, given.confidence), change)
+                tallies[name].add(method(positions, rate, generator, confidence), change)
         texts = "   ".join(tally.text for tally in tallies.values())
         ratio = ""
         if len(tallies) > 1:
@@ -101,7 +140,7 @@ def main() -> None:
     for flat in (0.05, 0.3, 0.6):
         generator, named = np.random.default_rng(2), 0
         for _ in range(200):
-            answer, _ = ours(64, lambda _, rate=flat: rate, generator, given.confidence, 400)  # type: ignore[misc]
+            answer, _ = ours(64, lambda _, rate=flat: rate, generator, confidence, 400)  # type: ignore[misc]
             named += answer is not None
         print(f"       64  {flat} all over, 400 trials: a change is named in {named / 200:.1%}", flush=True)
 

@@ -25,7 +25,7 @@ _COMMANDS = {
     "clean": ("project", "Delete the workspace index (or parts of it). Results are kept."),
     "run": ("run", "Run the rest of a recipe here, with pytest."),
     "submit": ("submit", "Submit the rest of a recipe as jobs, group by group."),
-    "amplify": ("search", "Find the condition that makes a rare fault frequent, such as one core or busy cores."),
+    "amplify": ("search", "Find the condition that makes a rare fault frequent, such as one core."),
     "bisect": (
         "search",
         "Find the commit, version, value or environment from which on it fails more often, or less.",

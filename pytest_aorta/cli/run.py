@@ -29,8 +29,8 @@ from pytest_aorta.common.texts import utc_now
 from pytest_aorta.settings import BY_NAME, RequestError
 
 
-class BeforePytest(click.Command):
-    """A command whose words after ``--`` are not its own: ``ctx.obj``, for pytest."""
+class StopsAtDashes(click.Command):
+    """A command that leaves the words after ``--`` in ``ctx.obj``: options of pytest, or a command to run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -46,7 +46,9 @@ def run_pytest(arguments: list[str], settings: Mapping[str, str | None]) -> None
     raise click.exceptions.Exit(int(pytest.main([*words, *arguments])))
 
 
-@click.command("run", cls=BeforePytest, options_metavar="[OPTIONS]", epilog="Options of pytest follow --: run -- -x -s")
+@click.command(
+    "run", cls=StopsAtDashes, options_metavar="[OPTIONS]", epilog="Options of pytest follow --: run -- -x -s"
+)
 @names_argument("[DIRECTORY | CELL | TRIAL | -]...")
 @action_option("Of these actions; * and ? are wildcards.")
 @click.option("--new", is_flag=True, help="Run completed trials again; earlier results move to the history.")

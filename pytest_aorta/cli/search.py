@@ -1,4 +1,4 @@
-"""Searches, which pytest runs: which change makes it fail (bisect), which variables are needed (minimize)."""
+"""Searches that pytest runs: bisect, amplify and minimize."""
 
 from __future__ import annotations
 
@@ -10,35 +10,46 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pytest_aorta import search
-from pytest_aorta.cli.run import BeforePytest, run_pytest
+from pytest_aorta.cli.run import StopsAtDashes, run_pytest
 from pytest_aorta.common.texts import COMMIT_PREFIX, INLINE_PREFIX
 from pytest_aorta.probe.variables import has_secret
-from pytest_aorta.runtime.resources.devices import find_devices
+from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
 from pytest_aorta.settings import BY_NAME, PREFIX, RequestError
-
-_MOST = f"All trials together (default {BY_NAME['max-trials'].default})."
 
 #: A commit: its hash, its subject, and the files that it touches.
 Commit = tuple[str, str, list[str]]
 
 
+_max_trials = click.option(
+    "--max-trials", metavar="N", help=f"All trials together (default {BY_NAME['max-trials'].default})."
+)
+_options_of_pytest = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF PYTEST]...")
+
+
+def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What bisect and amplify both take, after their own options."""
+    signature = click.option(
+        "--signature", default="", metavar="TEXT", help="Only failures whose way to fail has this text count."
+    )
+    return _max_trials(signature(_options_of_pytest(command)))
+
+
 @click.command("minimize", context_settings={"ignore_unknown_options": True})
 @click.argument("mitigations", metavar="A,B")
-@click.option("--max-trials", metavar="N", help=_MOST)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF PYTEST]...")
+@_max_trials
+@_options_of_pytest
 def minimize(mitigations: str, max_trials: str | None, arguments: tuple[str, ...]) -> None:
     """pytest runs the trials: pytest-aorta minimize four --aorta-workload gemm. The baseline is --aorta-mitigations."""
     run_pytest(list(arguments), {"minimize": mitigations, "max-trials": max_trials})
 
 
-class _Search(BeforePytest):
+class _Search(StopsAtDashes):
     """A wrong request ends as one of pytest does, with exit status 4: 1 is an answer of a search."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -71,11 +82,9 @@ class _Search(BeforePytest):
     show_default=True,
     help="Probability at which a change is taken for found.",
 )
-@click.option("--max-trials", metavar="N", help=_MOST)
-@click.option("--signature", default="", metavar="TEXT", help="Only failures whose way to fail has this text count.")
 @click.option("--prior-path", multiple=True, metavar="GLOB=WEIGHT", help="Commits that touch such a file are likelier.")
 @click.option("--prior-text", multiple=True, metavar="REGEX=WEIGHT", help="Commits with such a subject are likelier.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF PYTEST]...")
+@_shared_options
 @click.pass_obj
 def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: Any) -> None:
     """Neither failure rate need be known. pytest runs the trials, with its options: bisect --values
@@ -89,16 +98,7 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
     for name in ("repo", "build", "prior_path", "prior_text"):
         if axis != "commits" and given[name]:
             raise RequestError(f"bisect: --{name.replace('_', '-')} belongs to --commits, not to --{axis}")
-    typed = [(name, value) for name, value in given.items() if value not in (None, False, "", (), 0.95)]
-    request: dict[str, Any] = {
-        "axis": shlex.join(
-            f"--{name.replace('_', '-')}" + ("" if each is True else f"={each}")
-            for name, value in typed
-            for each in (value if isinstance(value, tuple) else [value])
-        ),
-        "confidence": given["confidence"],
-        "signature": given["signature"],
-    }
+    request: dict[str, Any] = {"confidence": given["confidence"], "signature": given["signature"]}
     words = list(arguments)
     if has_secret(given["build"] or ""):
         raise RequestError("bisect: --build may hold a secret, and records name it; read it from a variable there")
@@ -121,29 +121,29 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
 
 def conditions() -> dict[str, str]:
     """Built-in conditions that may make a fault frequent: name -> mitigation, a variable or a launcher prefix."""
-    cores = len(os.sched_getaffinity(0))
-    busy = shlex.join([sys.executable, str(Path(search.__file__).with_name("busy.py"))])
-    found = {
-        "one core": f"{PREFIX}taskset -c {min(os.sched_getaffinity(0))}",
-        "busy cores": f"{PREFIX}{busy}",
-        "short memory": f"{PREFIX}{busy} --memory",
+    cores = os.sched_getaffinity(0)
+    built_in = {
+        "one core": f"{PREFIX}taskset -c {min(cores)}",
         "low priority": f"{PREFIX}nice -n 19",
         "batch scheduling": f"{PREFIX}chrt -b 0",
         "freed memory overwritten": "MALLOC_PERTURB_=165",
         "one malloc arena": "MALLOC_ARENA_MAX=1",
         "Python's debug allocator": "PYTHONMALLOC=debug",
         "one thread": "OMP_NUM_THREADS=1",
-        "more threads than cores": f"OMP_NUM_THREADS={2 * cores}",
+        "more threads than cores": f"OMP_NUM_THREADS={2 * len(cores)}",
     }
-    if find_devices():
-        found |= {
+    if not are_named_only(find_devices()):
+        built_in |= {
             "blocking launches": "CUDA_LAUNCH_BLOCKING=1",
             "collectives by rings": "NCCL_ALGO=Ring",
             "collectives by trees": "NCCL_ALGO=Tree",
             "the simple protocol": "NCCL_PROTO=Simple",
         }
-    programs = {name: shlex.split(text.removeprefix(PREFIX))[0] for name, text in found.items() if PREFIX in text}
-    return {name: text for name, text in found.items() if name not in programs or shutil.which(programs[name])}
+
+    def can_be(text: str) -> bool:
+        return not text.startswith(PREFIX) or shutil.which(shlex.split(text.removeprefix(PREFIX))[0]) is not None
+
+    return {name: text for name, text in built_in.items() if can_be(text)}
 
 
 @click.command(
@@ -155,9 +155,7 @@ def conditions() -> dict[str, str]:
 )
 @click.option("--condition", multiple=True, metavar="SET", help="Instead of the built-in ones: a mitigation set, "
               "NAME=VALUE, or prefix:WORDS for a launcher prefix (repeat).")  # fmt: skip
-@click.option("--max-trials", metavar="N", help=_MOST)
-@click.option("--signature", default="", metavar="TEXT", help="Only failures whose way to fail has this text count.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF PYTEST]...")
+@_shared_options
 @click.pass_obj
 def amplify(command: list[str] | None, /, arguments: tuple[str, ...], **given: Any) -> None:
     """Which condition makes a rare fault frequent: one core, busy cores, another allocator, more threads, ... pytest
@@ -166,13 +164,10 @@ def amplify(command: list[str] | None, /, arguments: tuple[str, ...], **given: A
     """
     asked = {text: text for text in given["condition"]} or conditions()
     words = [*arguments, "--aorta-mitigations=none", *(f"--aorta-mitigations={text}" for text in asked.values())]
-    typed = [f"--condition={text}" for text in given["condition"]]
-    typed += [f"--signature={given['signature']}"] * bool(given["signature"])
-    typed += [f"--max-trials={given['max_trials']}"] * bool(given["max_trials"])
     names = ["no condition", *asked]
     if command:
         words.append(f"--aorta-command={shlex.join(command)}")
-    request = {"typed": shlex.join(typed), "names": names, "signature": given["signature"]}
+    request = {"names": names, "signature": given["signature"]}
     run_pytest(words, {"amplify": json.dumps(request), "max-trials": given["max_trials"]})
 
 
@@ -249,7 +244,9 @@ def versions_of(text: str) -> list[str]:
     from packaging.version import InvalidVersion, Version
 
     words = [sys.executable, "-m", "pip", "index", "versions", package]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    # A user may have pip say nothing.
+    environ = {name: value for name, value in os.environ.items() if name != "PIP_QUIET"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environ)
     listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
     try:
         ends = Version(first), Version(last)

@@ -308,7 +308,7 @@ def of_start(spec: ZygoteSpec, index: int, hash_seed: int) -> ZygoteSpec:
 
 
 class WorkloadInfo(BaseModel):
-    """What a process that has imported a workload tells of it; see ``trials.loading.describe``."""
+    """The description of a workload, made by a process that has imported it; see ``trials.loading.describe``."""
 
     model_config = ConfigDict(frozen=True)
 

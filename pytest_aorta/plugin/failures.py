@@ -4,7 +4,6 @@ two of many trials that failed alike, and counts the rest."""
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 #: Options that a command for one item does not repeat.
 _OF_THE_RUN = ("resume", "report", "shard", "where")
 
-#: They make the positions of a bisection and the conditions of amplify, which their own options say in short.
-_AXES = ("environment", "vary", "mitigations")
-
 #: Options of pytest and pytest-timeout that a trial depends on, by their attribute of ``config.option``.
 _OF_OTHERS = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o", "timeout": "--timeout"}
 
@@ -54,12 +50,9 @@ def run_line(config: pytest.Config, nodeid: str, more: Sequence[str] = ()) -> st
 
     It repeats the options that shape the plan and its deadlines, without values of variables: they may be secrets.
     """
-    searches = {"bisect": "axis", "amplify": "typed"}  # and what has the words of the command
-    requests = {name: getattr(config.option, f"aorta_{name}", None) for name in searches}
-    command = next((name for name, text in requests.items() if text is not None), "")
     given = list(more)
     for option in SETTINGS:
-        if option.name in _OF_THE_RUN or option.scope != "option" or (command and option.name in _AXES):
+        if option.name in _OF_THE_RUN or option.scope != "option":
             continue
         for value in _given(config, option.ini):
             given.append(option.flag)
@@ -80,10 +73,7 @@ def run_line(config: pytest.Config, nodeid: str, more: Sequence[str] = ()) -> st
     path, separator, names = nodeid.partition("::")
     if here != top and path.endswith((".py", *SUFFIXES)):  # that of a plan is no path: it is the same everywhere
         nodeid = f"{os.path.relpath(top / path, here)}{separator}{names}"
-    searched = getattr(config.option, "aorta_minimize", None)
-    words = ["pytest"] if searched is None else ["pytest-aorta", "minimize", searched]
-    if command:
-        words = ["pytest-aorta", command, *shlex.split(json.loads(requests[command] or "")[searches[command]])]
+    words = ["pytest"]
     for word in (*given, nodeid):
         if word.startswith("@"):  # for pytest, a word that begins so is a file of arguments
             words[-1] += f"={word}"

@@ -1,4 +1,4 @@
-"""``pytest-aorta minimize`` and ``bisect``: one item per search, which runs the trials that the search asks for."""
+"""``pytest-aorta minimize``, ``bisect`` and ``amplify``: one item per search, which runs the trials that it wants."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _bisection(plan: Plan, run: SessionRun, first: TrialSpec) -> tuple[Search, C
     cells = list(plan.cells[first.workload.name].values())
     cells.sort(key=lambda spec: (spec.environment_index, spec.mitigation_index))
     if len(cells) < 2:
-        raise PlanError(f"bisect {request.axis}: expected at least two positions, not {len(cells)}")
+        raise PlanError(f"bisect: expected at least two positions, not {len(cells)}")
     are_several = len({each.environment for each in cells}) > 1
     named = [environment_label(spec.environment.name).removeprefix("commit-") * are_several for spec in cells]
     names = [

@@ -179,7 +179,7 @@ class ZygoteTimeout(ZygoteError):
 
 
 class ZygoteUnwanted(ZygoteError):
-    """The start was cancelled because nobody waits for it; this says nothing about the preparation."""
+    """A start was cancelled, as nobody waits for it; the preparation may be fine."""
 
 
 def exit_text(code: int) -> str:

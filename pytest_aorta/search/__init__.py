@@ -47,14 +47,12 @@ class BisectRequest:
     """What ``pytest-aorta bisect`` asks for; the positions are the cells of the plan, in its order.
 
     Attributes:
-        axis: what they are, as it was typed: ``--values OMP_NUM_THREADS=1,2,4``.
         confidence: probability at which a change is taken for found.
         signature: only failures whose text contains it count.
         titles: of each position, what to say beside its name, such as the subject of a commit; or empty.
         weights: how likely each position is before any trial; empty where all are alike.
     """
 
-    axis: str
     confidence: float = 0.95
     signature: str = ""
     titles: tuple[str, ...] = ()
@@ -66,12 +64,10 @@ class AmplifyRequest:
     """What ``pytest-aorta amplify`` asks for; the conditions are the cells of the plan, the first one without any.
 
     Attributes:
-        typed: as it was typed.
         names: of the conditions.
         signature: only failures whose text contains it count.
     """
 
-    typed: str
     names: tuple[str, ...]
     signature: str = ""
 

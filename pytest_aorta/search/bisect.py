@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
-import numpy as np
-
-from pytest_aorta.common.texts import counted, one_line
-from pytest_aorta.search import Steps, Wanted
+from pytest_aorta.common.texts import counted
+from pytest_aorta.search import Steps
+from pytest_aorta.search.arms import Arms, Confirmation
 from pytest_aorta.search.posterior import ChangePoint
-from pytest_aorta.triage import MARGIN
-from pytest_aorta.triage.facts import TrialFacts
-from pytest_aorta.triage.sequential import SequentialTest
-
-#: After so many trials of which none says anything of the workload, a position is skipped.
-_NOT_RUN = 3
-
-#: Level of the test that confirms a change: fresh trials of both sides of it, by turns, at any time.
-_LEVEL = 0.05
 
 #: A second change is said where it is likelier than one or none.
 _LIKELIER = 0.5
@@ -38,7 +28,8 @@ class Bisection:
         first: the first position after the change, ``last`` the last one before it; those between them cannot be run.
         probability: of a change there; of ``end`` else.
         failures, trials: of each position, without what says nothing of the workload.
-        p: of the confirmation.
+        skipped: positions that cannot run, and why.
+        confirmed: the fresh pairs of both sides.
     """
 
     positions: tuple[str, ...]
@@ -50,8 +41,7 @@ class Bisection:
     failures: list[int] = field(default_factory=list)
     trials: list[int] = field(default_factory=list)
     skipped: dict[int, str] = field(default_factory=dict)
-    confirmed: tuple[int, int, int, int] = (0, 0, 0, 0)
-    p: float = 1.0
+    confirmed: Confirmation = field(default_factory=Confirmation)
 
     def rates(self) -> tuple[float, float]:
         """The failure rates before the change, and from it on."""
@@ -61,7 +51,8 @@ class Bisection:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "skipped": {self.positions[at]: why for at, why in self.skipped.items()}}
+        skipped = {self.positions[at]: why for at, why in self.skipped.items()}
+        return {**vars(self), "skipped": skipped, "confirmed": vars(self.confirmed)}
 
 
 def percent(chance: float) -> str:
@@ -70,11 +61,10 @@ def percent(chance: float) -> str:
 
 
 class Bisect:
-    """The search for the position from which on another failure rate holds, of rates that nobody knows.
+    """The search for the first position with another failure rate; neither rate is known.
 
     ``ChangePoint`` proposes positions until one change, or none, is as likely as ``confidence``. Then fresh trials of
-    both sides of it run by turns, until a sequential test of these pairs shows the difference too; they count for the
-    distribution as well, which may change its mind.
+    both sides of it run by turns, until a sequential test of these pairs shows the difference too.
 
     Args:
         positions: names, for sentences, in their order.
@@ -95,21 +85,23 @@ class Bisect:
         weights: Sequence[float] | None = None,
         signature: str = "",
     ) -> None:
-        self.result = Bisection(tuple(positions), failures=[0] * len(positions), trials=[0] * len(positions))
-        self._points = ChangePoint(len(positions), weights)
-        self._most, self._at_once, self._confidence, self._signature = most, at_once, confidence, signature
-        self._started = 0
-        self._next_index = [0] * len(positions)
-        self._silent = [0] * len(positions)
+        self._arms = Arms(len(positions), most, at_once, signature)
+        self.result = Bisection(
+            tuple(positions),
+            failures=self._arms.failures,
+            trials=self._arms.trials,
+            skipped=self._arms.unable,
+        )
+        self._weights, self._confidence = weights, confidence
 
     def steps(self) -> Steps:
-        result = self.result
-        while self._started < self._most:
+        result, arms = self.result, self._arms
+        while arms.left:
             chances = self._by_place()
             place = max(chances, key=lambda each: chances[each])
             result.probability = chances[place]
             if chances[place] >= self._confidence:
-                probability, places = self._points.two_changes()
+                probability, places = self._points().two_changes()
                 if probability > _LIKELIER and len(result.positions) > 2:
                     result.end, result.probability = "two changes", probability
                     result.first, result.second = places
@@ -118,83 +110,50 @@ class Bisect:
                     result.end = "no change"
                     return
                 result.last, result.first = place
-                if (yield from self._confirm(*place)):
+                before, after = result.rates()
+                # They count for the distribution as well, which may change its mind.
+                is_confirmed = yield from arms.confirm(
+                    *place, is_more=after > before, goes_on=partial(self._is_likely, place)
+                )
+                result.confirmed, result.probability = arms.confirmation, self._by_place().get(place, 0.0)
+                if is_confirmed:
                     result.end = "change"
                     return
-                if self._by_place()[place] >= self._confidence:
+                if not arms.left and result.probability >= self._confidence:
                     result.end = "not confirmed"
-                    return
-                continue
-            if int((~self._points.skipped).sum()) < 2:
+            elif len(result.positions) - len(arms.unable) < 2:
                 return
-            yield from self._run(self._choose())
+            else:
+                yield from arms.run(self._choose())
+
+    def _is_likely(self, place: tuple[int, int]) -> bool:
+        """Whether a change there is still half as likely as it has to be."""
+        return self._by_place().get(place, 0.0) >= self._confidence / 2
+
+    def _points(self) -> ChangePoint:
+        """The distribution, of all trials by now."""
+        points = ChangePoint(len(self.result.positions), self._weights)
+        points.failures[:], points.trials[:] = self._arms.failures, self._arms.trials
+        points.skipped[list(self._arms.unable)] = True
+        return points
 
     def _by_place(self) -> dict[tuple[int, int] | None, float]:
         """The probability of a change between neighbours that can be run, and of none."""
-        chances = self._points.distribution()
-        runnable = np.flatnonzero(~self._points.skipped)
+        chances = self._points().distribution()
+        runnable = [at for at in range(len(self.result.positions)) if at not in self._arms.unable]
         places: dict[tuple[int, int] | None, float] = {None: float(chances[-1])}
         for last, first in itertools.pairwise(runnable):
-            places[int(last), int(first)] = float(chances[last + 1 : first + 1].sum())
+            places[last, first] = float(chances[last + 1 : first + 1].sum())
         return places
 
     def _choose(self) -> list[int]:
         """The next positions; of several, each as if those before had ended as expected."""
-        points = copy.deepcopy(self._points) if self._at_once > 1 else self._points
+        points = self._points()
         chosen = [points.choose()]
-        for _ in range(min(self._at_once, self._most - self._started) - 1):
+        for _ in range(min(self._arms.at_once, self._arms.left) - 1):
             points.learn(chosen[-1], points.expected(chosen[-1]))
             chosen.append(points.choose())
         return chosen
-
-    def _run(self, positions: Sequence[int]) -> Generator[list[Wanted], list[TrialFacts], list[bool | None]]:
-        """Whether the trials have failed; ``None`` for what says nothing of the workload."""
-        wanted = []
-        for position in positions:
-            wanted.append(Wanted(position, self._next_index[position]))
-            self._next_index[position] += 1
-        self._started += len(wanted)
-        ends: list[bool | None] = []
-        for position, facts in zip(positions, (yield wanted), strict=True):
-            if not facts.is_counted:
-                ends.append(None)
-                self._silent[position] += 1
-                if self._silent[position] >= _NOT_RUN and not self.result.trials[position]:
-                    self._points.skip(position)
-                    text = facts.outcome if facts.signature is None else facts.signature.text
-                    self.result.skipped[position] = one_line(text)[:200]
-                continue
-            has_failed = facts.is_failure
-            if has_failed and self._signature:
-                has_failed = facts.signature is not None and self._signature in facts.signature.text
-            ends.append(has_failed)
-            self._points.learn(position, has_failed)
-            self.result.failures[position] += has_failed
-            self.result.trials[position] += 1
-        return ends
-
-    def _confirm(self, last: int, first: int) -> Generator[list[Wanted], list[TrialFacts], bool]:
-        """Whether fresh pairs of trials, one on either side of the change, show it again before it becomes unlikely."""
-        test = SequentialTest(MARGIN, 1 - _LEVEL)
-        pairs: list[tuple[float, float]] = []
-        rounds = max(1, self._at_once // 2)
-        while self._started < self._most:
-            ends = yield from self._run([last, first] * rounds)
-            pairs += [
-                (float(one), float(other))
-                for one, other in zip(ends[::2], ends[1::2], strict=True)
-                if one is not None and other is not None
-            ]
-            test.pairs += pairs[len(test.pairs) :]
-            ours, theirs = (int(sum(pair[side] for pair in pairs)) for side in (1, 0))
-            self.result.confirmed = (ours, len(pairs), theirs, len(pairs))
-            self.result.p = test.comparison().p if pairs else 1.0
-            self.result.probability = self._by_place().get((last, first), 0.0)
-            if self.result.p <= _LEVEL:
-                return True
-            if self.result.probability < self._confidence / 2:
-                return False
-        return False
 
     # What is said.
 
@@ -206,7 +165,7 @@ class Bisect:
 
     def conclusion(self) -> tuple[bool, str]:
         result, names = self.result, self.result.positions
-        total = counted(self._started, "trial")
+        total = counted(self._arms.started, "trial")
         if result.end == "no change":
             seen = f"{sum(result.failures)} of {sum(result.trials)} trials failed"
             return False, f"no change from {names[0]} to {names[-1]}: {seen} (probability {result.probability:.0%})"
@@ -230,11 +189,10 @@ class Bisect:
         text = (
             f"from {where} on it {does}: {after} failed, {before} before it (probability {percent(result.probability)})"
         )
-        ours, pairs, theirs, _ = result.confirmed
-        beside = f"{ours} of {pairs} against {theirs} of {pairs} of {names[result.last]}"
+        beside = f"{result.confirmed.text} of {names[result.last]}"
         if result.end == "not confirmed":
             return False, f"{text}; fresh trials have not confirmed it in {total}: {beside}"
-        return True, f"{text}; fresh trials confirm it: {beside} (p = {result.p:.2g})"
+        return True, f"{text}; fresh trials confirm it: {beside} (p = {result.confirmed.p:.2g})"
 
     def _likely(self) -> list[tuple[str, float]]:
         names = self.result.positions

@@ -1,4 +1,4 @@
-"""Where on an ordered axis a failure rate changes: a posterior distribution whose rates nobody knows.
+"""Where on an ordered axis a failure rate changes: a posterior distribution, with both rates unknown.
 
 Each hypothesis is a position from which on another rate holds, or that there is no change; each rate has Jeffreys's
 prior, Beta(1/2, 1/2), and is integrated out, so that a group of f failures and p passes has the likelihood
@@ -37,28 +37,22 @@ class ChangePoint:
     Args:
         weights: how likely each position is before any trial, in relation to the others (that of the first counts for
             nothing, as there is nothing before it).
-        costs: seconds of a trial at each position; the next trial is the best one for its cost.
     """
 
-    def __init__(self, positions: int, weights: Sequence[float] | None = None, costs: Sequence[float] | None = None):
+    def __init__(self, positions: int, weights: Sequence[float] | None = None) -> None:
         if positions < 2:
             raise ValueError(f"an axis has at least two positions, not {positions}")
         prior = np.array([0.0, *(weights or [1.0] * positions)[1:]])
         none = no_change(positions)
         self.prior: Numbers = np.append(prior / prior.sum() * (1 - none), none)
-        self.costs: Numbers = np.array(costs or [1.0] * positions)
         self.failures: Numbers = np.zeros(positions)
         self.trials: Numbers = np.zeros(positions)
-        #: Positions at which no trial can run.
+        #: Positions at which no trial can run; they are never proposed.
         self.skipped = np.zeros(positions, dtype=bool)
 
     def learn(self, position: int, failed: float, number: float = 1.0) -> None:
         self.failures[position] += failed
         self.trials[position] += number
-
-    def skip(self, position: int) -> None:
-        """No trial can run there: whether it is changed is not known, and it is proposed no more."""
-        self.skipped[position] = True
 
     def _groups(self) -> tuple[Numbers, Numbers, Numbers, Numbers]:
         """Failures and trials before and after each change; at last those of no change, before it."""
@@ -83,12 +77,12 @@ class ChangePoint:
         return float((chance * after)[: position + 1].sum() + (chance * before)[position + 1 :].sum())
 
     def choose(self) -> int:
-        """The position of the next trial: the least expected entropy for its cost; the ends first."""
+        """The position of the next trial: the least expected entropy; the ends first."""
         ends = np.flatnonzero(~self.skipped)[[0, -1]]
         for end in ends[::-1]:
             if not self.trials[end]:
                 return int(end)
-        gain = self._gains() / self.costs
+        gain = self._gains()
         gain[self.skipped] = -np.inf
         best = np.flatnonzero(gain >= gain.max() - 1e-12)
         return int(best[len(best) // 2])

@@ -30,7 +30,7 @@ class Decisions:
     def __init__(self, triage: Triage, goal: Stop = DECIDED, before: Mapping[CellKey, str] | None = None) -> None:
         self._triage = triage
         self._goal = goal
-        #: Decision on each cell, in words; ``before`` has the entries of ``stopped`` from earlier trials.
+        #: Why each cell is decided. ``before``: those of earlier trials, as in ``stopped``.
         self.decided = {key: why.removeprefix("decided: ") for key, why in (before or {}).items()}
         #: Cells that need no more trials, and why.
         self.stopped: dict[CellKey, str] = dict(before or {})

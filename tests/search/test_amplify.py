@@ -14,6 +14,7 @@ from support.stage import Stage, text
 from support.triage_facts import CRASH, trials
 
 from pytest_aorta.cli.search import conditions
+from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
 from pytest_aorta.search.amplify import Amplified, Amplify
 from pytest_aorta.triage.facts import TrialFacts
 
@@ -98,7 +99,8 @@ def test_a_launcher_prefix_that_makes_a_command_fail_is_found(stage: Stage) -> N
     assert done.ret == 0, text(done)
     done.stdout.fnmatch_lines(
         [
-            f"*: with prefix:taskset -c {core} * of * fail, * of * without it*(fresh pairs: * p = *); *",
+            f"*: with prefix:taskset -c {core} it fails more often: * of * against * of * without it, in fresh trials "
+            "(p = *); *",
             "condition * failed * most frequent way",
             f"prefix:taskset -c {core} * of * exit code 1: lost update",
         ]
@@ -110,7 +112,8 @@ def test_a_launcher_prefix_that_makes_a_command_fail_is_found(stage: Stage) -> N
 
 def test_every_condition_of_ours_starts_a_command(stage: Stage) -> None:
     found = conditions()
-    assert {"one core", "busy cores", "freed memory overwritten"} <= set(found)
+    assert {"one core", "low priority", "freed memory overwritten"} <= set(found)
+    assert not any("NCCL" in each for each in found.values()) or not are_named_only(find_devices())
     words = [word for name in found.values() for word in ("--aorta-mitigations", name)]
     done = stage.run("--aorta-command", "true", "--aorta-mitigations", "none", *words)
     done.assert_outcomes(passed=len(found) + 1)

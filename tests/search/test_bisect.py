@@ -13,6 +13,7 @@ from scipy.stats import beta
 from support.triage_facts import CRASH, trials
 
 from pytest_aorta.search import Wanted
+from pytest_aorta.search.arms import Arms
 from pytest_aorta.search.bisect import Bisect, Bisection
 from pytest_aorta.search.posterior import ChangePoint, no_change
 from pytest_aorta.triage.facts import Outcome
@@ -162,6 +163,28 @@ def test_positions_that_cannot_run_are_skipped_and_those_beside_a_change_are_nam
     assert set(result.skipped) == {3, 4}
     assert all(sum(each.arm == position for wave in waves for each in wave) == 3 for position in (3, 4))
     assert "from one of p3, p4, p5 (the others cannot run) on it fails more often" in search.conclusion()[1]
+
+
+def test_the_position_beside_a_likely_change_may_turn_out_to_be_unable() -> None:
+    weights = [1.0, 1.0, 1.0, 1000.0, 1.0]
+    search = Bisect(positions(5), 300, weights=weights)
+    result, _ = run(search, lambda position: None if position == 2 else float(position >= 3))
+    assert (result.end, result.last, result.first) == ("change", 1, 3)
+
+
+def test_attempts_to_confirm_share_the_level() -> None:
+    arms = Arms(2, 1000)
+    levels = []
+    for _ in range(3):
+        steps = arms.confirm(0, 1, is_more=True, goes_on=lambda: arms.confirmation.pairs < 4)
+        wanted: list[Wanted] | None = next(steps)
+        while wanted is not None:
+            try:
+                wanted = steps.send([FACTS for _ in wanted])
+            except StopIteration:
+                wanted = None
+        levels.append(arms.confirmation.level)
+    assert levels == pytest.approx([0.025, 0.05 / 6, 0.05 / 12])
 
 
 def test_where_nothing_can_run_it_is_said_why() -> None:

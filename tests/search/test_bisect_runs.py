@@ -190,6 +190,7 @@ def test_the_version_from_which_on_it_fails_is_found_in_the_index(
     for version in ("1.0", "1.1", "1.10", "2.0", "2.1"):
         write_wheel(index, "tiny", version, f"WORKS = {version < '2'}\n")
     use_index(monkeypatch, index, tmp_path / "cache")
+    monkeypatch.setenv("PIP_QUIET", "1")
     stage.write(train="import tiny\nassert tiny.WORKS")
     done = stage.aorta("bisect", "--versions", "tiny==1.1..2.1", "--", "python", "train.py")
     assert done.ret == 0, text(done)

@@ -364,7 +364,7 @@ class Process:
     def failure(self, left: str = "") -> Failure | None:
         """Why it has failed; ``None`` if it has not.
 
-        ``left``: prefix of the paths of its error file and log, which are read if it has told nothing.
+        ``left``: prefix of the paths of its error file and log, which are read if it has reported nothing.
         """
         code = None if self.end is None else self.end.exitcode
         error = self.exits if self.raised is None and code else self.raised
@@ -380,7 +380,7 @@ class Process:
         return replace(failure, exit_code=reason.exit_code, signal=reason.signal)
 
     def tell(self, rank: RankEvidence, left: str) -> RankEvidence:
-        """Add what it has told to the evidence of its rank; ``left``: as of ``failure``."""
+        """Add its reports to the evidence of its rank; ``left``: as in ``failure``."""
         end, failure = self.end, self.failure(left)
         at = self.lived if end is None else end.at
         process: Event = {"type": "env", "env": {"process": {"pid": self.pid}}}

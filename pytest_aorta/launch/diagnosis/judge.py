@@ -414,7 +414,7 @@ class _Case:
         If no stack shows a collective, because the waits are in C++, the ranks that have entered fewer collectives than
         others are missing. A rank without a stack is not missing if its recorder shows as many collectives as any. If
         some ranks were done and others waited, either the former are missing or the latter have entered too much:
-        whichever the smaller side is. Ranks that have entered different collectives wait for nobody.
+        whichever the smaller side is. Ranks in different collectives wait for nobody.
         """
         ranks, own_failures = self.ranks, self.own_failures
         hung = {number for number, own in own_failures.items() if own.hung}

@@ -51,7 +51,7 @@ class CellZygotes:
         self._closed = False
         self._cells: dict[str, CellZygote] = {}
         self._plans: dict[str, StartPlan] = {}
-        #: All warnings, and the ones that nobody has taken yet.
+        #: All warnings; and those not taken yet.
         self._warnings: set[str] = set()
         self._new: list[str] = []
 

@@ -120,7 +120,7 @@ class OpenedFiles(NamedTuple):
 
 
 def opened_files(folder: Path, copy: Path | None, project: Path, results: Path | None) -> OpenedFiles | None:
-    """Files that the trial's processes imported, except installed ones; ``None`` if no process has told.
+    """Files that the trial's processes imported, except installed ones; ``None`` if no process reported any.
 
     ``folder``: of the trial. ``copy``: its own working directory; files in it count as those of the ``project``.
     """

@@ -1,4 +1,4 @@
-"""What a process of a command that may have ranks tells of itself and of its children.
+"""Reports of a process about itself and its children, for commands that may have ranks.
 
 ``sitecustomize`` beside this file loads it where a command is watched in ``full``, where a program makes a process
 group or spawns processes, and where a process ends by an exception. What that says of imports holds here, too.
