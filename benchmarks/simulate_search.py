@@ -2,8 +2,8 @@
 
 Each search is in a world whose change and rates are known, and neither is told to it. ``bisect``: until its
 distribution is sure, without the pairs that confirm a change; beside it, where it is installed, ``git_bayesect`` on the
-same worlds. ``amplify``: the whole search, of 1,000 trials at most, with 12 conditions. ``--searches N`` of each world
-(default 1,000: about an hour; a quarter of bisections of 512 positions).
+same worlds. ``amplify``: the whole search, of 1,000 trials at most, with 12 conditions. ``explain``: 40 differences.
+``--searches N`` of each world (default 1,000: some hours; a quarter of bisections of 512 positions).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pytest_aorta.search.amplify import Amplify
+from pytest_aorta.search.minimize import Minimize
 from pytest_aorta.search.posterior import ChangePoint
+from pytest_aorta.settings import TRIALS_UNTIL_DECIDED
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 
 #: The failure rate of a position.
@@ -81,12 +83,50 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--searches", type=int, default=1000)
     parser.add_argument("--confidence", type=float, default=0.95)
-    parser.add_argument("--only", choices=["bisect", "amplify"])
+    parser.add_argument("--only", choices=["bisect", "amplify", "explain"])
     given = parser.parse_args()
-    if given.only != "amplify":
+    if given.only in (None, "bisect"):
         bisections(given.searches, given.confidence)
-    if given.only != "bisect":
+    if given.only in (None, "amplify"):
         amplifications(given.searches)
+    if given.only in (None, "explain"):
+        explanations(given.searches)
+
+
+def explanations(searches: int) -> None:
+    """40 differences: one acts, two do together, either of two does, or none."""
+    print("what acts, rate with and without it: right, wrong, trials (at most 2,000)")
+    names = tuple(f"V{number}" for number in range(40))
+    worlds: dict[str, tuple[list[set[str]], float, float]] = {
+        "one": ([{"V7"}], 0.4, 0.0),
+        "two together": ([{"V7", "V23"}], 0.4, 0.0),
+        "either of two": ([{"V7"}, {"V23"}], 0.4, 0.0),
+        "one, and 5 % without": ([{"V7"}], 0.4, 0.05),
+        "none": ([], 0.0, 0.0),
+        "none, 20 % always": ([], 0.2, 0.2),
+    }
+    for what, (acting, with_it, without) in worlds.items():
+        right = wrong = trials = 0
+        for seed in range(searches):
+            generator = np.random.default_rng(seed)
+            search = Minimize(names, TRIALS_UNTIL_DECIDED, 2000, turns_on=True)
+            steps = search.steps()
+            wanted = next(steps)
+            while True:
+                trials += len(wanted)
+                rates = [with_it if any(each <= {*(one.arm or ())} for each in acting) else without for one in wanted]
+                failed = [generator.random() < rate for rate in rates]
+                facts = [replace(_FACTS, outcome="failed" if each else "ok") for each in failed]
+                try:
+                    wanted = steps.send(facts)
+                except StopIteration:
+                    break
+            left = search.found.left
+            is_right = left is None if not acting else left is not None and {*left} in acting
+            right += is_right
+            wrong += not is_right and left is not None and search.found.is_complete and not search.found.unsure
+        shown = f"{with_it} and {without}"
+        print(f"{what:<22} {shown:>12}: {right / searches:6.1%} {wrong / searches:6.1%} {trials / searches:8.1f}")
 
 
 def amplifications(searches: int) -> None:

@@ -47,6 +47,7 @@ from pytest_aorta.workspace.trial_store import KEPT_RECORDS
 
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import Json, TypedCondition
+    from pytest_aorta.search.explain import ExplainRequest
     from pytest_aorta.triage.gates import Gate
 
 
@@ -96,7 +97,7 @@ _TRIALS_IN_TIME, _ROUNDS_IN_TIME = 10_000, 100
 
 
 #: Settings that have a search decide which trials run, as the commands are called.
-_SEARCHES = ("minimize", "bisect", "amplify")
+SEARCHES = ("minimize", "bisect", "amplify", "explain")
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ class Selection:
     minimize: tuple[str, ...] = ()
     bisect: BisectRequest | None = None
     amplify: AmplifyRequest | None = None
+    explain: ExplainRequest | None = None
     build: str = ""
     max_trials: int = 2000
 
@@ -156,7 +158,7 @@ class Selection:
     @property
     def has_own_table(self) -> bool:
         """Whether a search says in a table of its own what its cells have shown."""
-        return self.bisect is not None or self.amplify is not None
+        return any(each is not None for each in (self.bisect, self.amplify, self.explain))
 
     @property
     def may_end_early(self) -> bool:
@@ -197,14 +199,14 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         raise OptionError(f"aorta_order {values['order']} and --aorta-stop with a time: whole rounds are interleaved")
     trials = values["trials"]
     if trials == "auto":
-        if any(values[name] for name in _SEARCHES):
+        if any(values[name] for name in SEARCHES):
             raise OptionError("--aorta-trials auto and a search: use a number; a search ends by itself")
         stop, trials = replace(stop, decided=True, power=True), MOST_OF_AUTO
     if trials is None and stop.seconds is not None:
         workloads = (*(values["workload"] or ()), *(values["command"] or ()))
         cells = math.prod(len(axis or ("",)) for axis in (workloads, values["environment"], values["mitigations"]))
         trials = max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
-    elif trials is None and (stop.ends_cells or values["minimize"]):
+    elif trials is None and (stop.ends_cells or values["minimize"] or values["explain"]):
         trials = TRIALS_UNTIL_DECIDED
     slots, own_cores = values["slots"] or (None, None)
     if slots == 0:
@@ -227,6 +229,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             "minimize",
             "bisect",
             "amplify",
+            "explain",
             "build",
             "max_trials",
         ),
@@ -253,7 +256,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         ),
         triage=TriageSettings(
             **given("baseline", "margin", "speed_margin"),
-            sequential=bool(stop.ends_cells or stop.seconds or any(values[name] for name in _SEARCHES)),
+            sequential=bool(stop.ends_cells or stop.seconds or any(values[name] for name in SEARCHES)),
             confirm=stop.decided and stop.confirm,
             speed=stop.speed,
             screens=stop.decided and not stop.equivalence,
@@ -277,7 +280,7 @@ def _check_collectors(values: Mapping[str, Any]) -> None:
 
 
 def _check_search(values: dict[str, Any]) -> None:
-    command = next((name for name in _SEARCHES if values[name]), "")
+    command = next((name for name in SEARCHES if values[name]), "")
     if not command:
         return
     for name, why in (
@@ -287,6 +290,8 @@ def _check_search(values: dict[str, Any]) -> None:
     ):
         if values[name]:
             raise OptionError(f"pytest-aorta {command} and --aorta-{name}: use one of them; {why}")
+    if command in ("bisect", "amplify") and values["trials"]:
+        raise OptionError(f"pytest-aorta {command} and --aorta-trials: use --max-trials N, of all trials together")
     if not values["minimize"]:
         return
     baseline = values["mitigations"] or (("none",),)

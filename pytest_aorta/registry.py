@@ -128,9 +128,14 @@ INLINE = "inline"
 
 
 def requirements_of(name: str) -> list[str]:
-    """What is installed in the inline environment ``uv:REQUIREMENT REQUIREMENT...``; paths are absolute."""
-    words = name.removeprefix(INLINE_PREFIX).split()
+    """What is installed in ``uv:REQUIREMENT REQUIREMENT...``, or ``uv:+REQUIREMENT...``; paths are absolute."""
+    words = name.removeprefix(INLINE_PREFIX).removeprefix("+").split()
     return [os.path.abspath(word) if os.sep in word and os.path.exists(word) else word for word in words]
+
+
+def is_over_ours(name: str) -> bool:
+    """Whether the packages of pytest's Python are there as well, below those of ``uv:+REQUIREMENT...``."""
+    return name.startswith(f"{INLINE_PREFIX}+")
 
 
 def inline_environment(name: str) -> Environment:
@@ -141,7 +146,8 @@ def inline_environment(name: str) -> Environment:
     requirements = requirements_of(name)
     if not requirements:
         raise RegistryError(f"environment {name!r}: it names no package, as in {INLINE_PREFIX}numpy==1.26")
-    known = hashlib.sha256(f"{sys.version}\n{sys.base_prefix}\n".encode())
+    below = f"over {sys.prefix}\n" if is_over_ours(name) else ""
+    known = hashlib.sha256(f"{sys.version}\n{sys.base_prefix}\n{below}".encode())
     for requirement in sorted(requirements):
         path = Path(requirement.rpartition("file://")[2])
         files = [path, *(path.rglob("*") if path.is_dir() else ())] if os.sep in requirement and path.exists() else []

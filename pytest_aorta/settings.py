@@ -523,6 +523,9 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "bisect", "search:bisect_request", "JSON", "which of its cells changes the failure rate", scope="internal"
         ),
         Setting("amplify", "search:amplify_request", "JSON", "which cell fails most often", scope="internal"),
+        Setting(
+            "explain", "search.explain:explain_request", "JSON", "which differences make it fail", scope="internal"
+        ),
         Setting("build", name, "CMD", "makes the working tree of a commit ready", scope="internal"),
         Setting("max-trials", positive_int, "N", "most trials of a search", "2000", scope="internal"),
         Setting("units", lines, "NAMES", "only these directories, cells and trials of a recipe", scope="internal"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -28,9 +29,6 @@ OPTIONS = "options"
 
 Entry = dict[str, Any]
 """A name as plain data: ``source`` package, and what it stands for, or its ``problem``."""
-
-#: Key of the list of all installed distributions, beside the sections of a snapshot.
-_INSTALLED = "installed"
 
 #: Longest value in the table.
 _LONGEST = 100
@@ -170,21 +168,24 @@ def _row(entry: Entry) -> Sequence[str]:
     nargs=2,
     type=click.Path(path_type=Path),
     metavar="A B",
-    help="Compare two files: trial files, or outputs of pytest-aorta env --json.",
+    help="Compare two sides: trial files, results directories, or outputs of pytest-aorta env --json.",
 )
-def env(as_json: bool, files: tuple[Path, Path] | None) -> None:
+@click.option("--all", "with_all", is_flag=True, help="Values of all variables, but for those that may be secrets.")
+def env(as_json: bool, files: tuple[Path, Path] | None, with_all: bool) -> None:
     """Secrets are not shown. torch is not imported, so its versions of CUDA and NCCL, and its threads, are in trial
-    files only. --diff reads only the two files.
+    files only. --diff reads only the two sides.
     """
     if files is not None:
         _diff(*files, as_json=as_json)
         return
     from pytest_aorta.probe.collect import collect_env, collect_static
-    from pytest_aorta.probe.environment_facts import facts_of_section, sections
+    from pytest_aorta.probe.environment_facts import INSTALLED, facts_of_section, sections
     from pytest_aorta.probe.software import package_list
+    from pytest_aorta.probe.variables import values_to_share
 
     static = collect_static(Path.cwd())
-    snapshot = {**collect_env(static).to_dict(), _INSTALLED: package_list(static.installed)}
+    shared = values_to_share(os.environ) if with_all else ()
+    snapshot = {**collect_env(static, shared).to_dict(), INSTALLED: package_list(static.installed)}
     if as_json:
         click.echo(json.dumps(snapshot, indent=1))
         return
@@ -202,30 +203,10 @@ def env(as_json: bool, files: tuple[Path, Path] | None) -> None:
 
 
 def _diff(a: Path, b: Path, *, as_json: bool) -> None:
-    from pytest_aorta.triage.environments import Environments, differences
-    from pytest_aorta.triage.reading import Results
+    from pytest_aorta.triage.environments import differences
+    from pytest_aorta.triage.reading import environments_of
 
-    def read(file: Path) -> Environments:
-        expected = "expected a trial file, or one that pytest-aorta env --json has written"
-        try:
-            content = json.loads(file.read_bytes())
-        except OSError as error:
-            raise RequestError(f"{file}: {error.strerror}; {expected}") from None
-        except (ValueError, RecursionError):
-            raise RequestError(f"{file} is not valid JSON; {expected}") from None
-        content = content if isinstance(content, dict) else {}
-        if isinstance(content.get("env"), dict):
-            environments = Environments(Results(file).installed)
-            environments.add(content)
-        elif isinstance(content.get("host"), dict) and "captured_at" in content:
-            listed = content.get(_INSTALLED) or {}
-            environments = Environments(lambda digest: listed["versions"] if listed.get("digest") == digest else None)
-            environments.add({"env": content})
-        else:
-            raise RequestError(f"{file} has no environment; {expected}")
-        return environments
-
-    different = differences(read(a), read(b))
+    different = differences(environments_of(a), environments_of(b))
     if as_json:
         plain = [each.to_plain() for each in different]
         rows = [

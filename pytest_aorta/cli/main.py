@@ -25,6 +25,7 @@ _COMMANDS = {
     "clean": ("project", "Delete the workspace index (or parts of it). Results are kept."),
     "run": ("run", "Run the rest of a recipe here, with pytest."),
     "submit": ("submit", "Submit the rest of a recipe as jobs, group by group."),
+    "explain": ("search", "Find the differences between two machines or runs that make it fail."),
     "amplify": ("search", "Find the condition that makes a rare fault frequent, such as one core."),
     "bisect": (
         "search",

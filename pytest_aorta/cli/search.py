@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,61 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
     if command:
         words.append(f"--aorta-command={shlex.join(command)}")
     run_pytest(words, {"bisect": json.dumps(request), "build": given["build"], "max-trials": given["max_trials"]})
+
+
+@click.command(
+    "explain",
+    cls=_Search,
+    context_settings={"ignore_unknown_options": True},
+    options_metavar="GOOD BAD [OPTIONS]",
+    epilog="A command follows --: explain good.json bad.json -- python train.py",
+)
+@click.argument("good", type=click.Path(path_type=Path), metavar="")
+@click.argument("bad", type=click.Path(path_type=Path), metavar="")
+@_shared_options
+@click.pass_obj
+def explain(command: list[str] | None, /, arguments: tuple[str, ...], **given: Any) -> None:
+    """Which differences between two sides make it fail here. GOOD and BAD: trial files, results directories, or outputs
+    of pytest-aorta env --json --all, of a machine where it works and of one where it fails. What can be changed here is
+    (variables, threads, cores, limits, package versions, options); pytest runs the trials, with its options. Without a
+    command or a workload, that of BAD is taken. Exit status 0: a smallest set of differences was found; 1: none within
+    --max-trials; 4: wrong use.
+    """
+    from pytest_aorta.search.explain import ExplainRequest, listing, sorted_out
+    from pytest_aorta.triage.environments import differences
+    from pytest_aorta.triage.reading import environments_of
+
+    good, bad = given["good"], given["bad"]
+    changes, rest = sorted_out(differences(environments_of(good), environments_of(bad)))
+    for line in listing(changes, rest):
+        click.echo(line)
+    if not changes:
+        raise RequestError(f"explain {good} {bad}: no difference between them can be made here")
+    words = list(arguments)
+    if command:
+        words.append(f"--aorta-command={shlex.join(command)}")
+    elif not any(word.startswith(("--aorta-command", "--aorta-workload")) for word in words):
+        words += _requested(bad, {name for each in changes for name in each.bad.options})
+    request = ExplainRequest(tuple(changes), tuple(rest), given["signature"])
+    run_pytest(words, {"explain": request.to_json(), "max-trials": given["max_trials"]})
+
+
+def _requested(path: Path, but: Collection[str]) -> list[str]:
+    """Options of pytest for what the trials at ``path`` have run, but for these options of the workload."""
+    from pytest_aorta.plan import option_text
+    from pytest_aorta.triage.reading import Results
+
+    found: set[tuple[str, ...]] = set()
+    for trial in Results(path):
+        request = trial.record.get("request") or {}
+        name, config = request.get("workload", {}).get("name", ""), request.get("config") or {}
+        others = {key: value for key, value in config.items() if key not in {*but, "command"}}
+        what = f"--aorta-command={config['command']}" if "command" in config else f"--aorta-workload={name}"
+        found.add((what, *(f"--aorta-config={key}={option_text(value)}" for key, value in others.items())))
+    if len(found) != 1:
+        what = f"{path} has {len(found)} workloads" if found else f"{path} names no workload"
+        raise RequestError(f"explain: {what}; expected a command after --, or --aorta-workload NAME")
+    return [*next(iter(found))]
 
 
 def conditions() -> dict[str, str]:

@@ -8,11 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 
 from pytest_aorta.common.texts import one_line, read_tail
-from pytest_aorta.registry import INLINE, Environment, requirements_of
+from pytest_aorta.registry import INLINE, Environment, is_over_ours, requirements_of
 
 #: Seconds that an installation may take.
 _LONGEST = 3600.0
@@ -68,7 +69,7 @@ def _complete(environment: Environment) -> Path:
 def _fill(folder: Path, environment: Environment) -> str:
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
     if environment.commit is None:
-        return _install(folder, requirements_of(environment.name))
+        return _install(folder, requirements_of(environment.name), over=is_over_ours(environment.name))
     folder.mkdir()
     tree, repository = str(environment.folder), str(environment.repository)
     steps = [
@@ -85,16 +86,23 @@ def _fill(folder: Path, environment: Environment) -> str:
     return problem
 
 
-def _install(folder: Path, requirements: list[str]) -> str:
+def _install(folder: Path, requirements: list[str], *, over: bool) -> str:
+    """``over``: the packages of this Python as well, below these; so the latter come without what they depend on."""
     python, uv = str(folder / "bin" / "python"), shutil.which("uv")
-    steps = [[sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", *requirements]]
+    words = [*["--no-deps"] * over, *requirements]
+    steps = [[sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", *words]]
     if uv is not None:
         steps = [
             [uv, "venv", "--python", sys.executable, str(folder)],
-            [uv, "pip", "install", "--python", python, *requirements],
+            [uv, "pip", "install", "--python", python, *words],
         ]
     problem = _run_steps(steps, folder.with_suffix(".log"))
     if not problem:
+        if over:
+            own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+            ours = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+            # Not the folder alone: addsitedir also reads its .pth files, as those of editable packages.
+            (own / "ours.pth").write_text(f"import site; [site.addsitedir(each) for each in {[*ours]}]\n")
         (folder / "complete").touch()
     return problem
 

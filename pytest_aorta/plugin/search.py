@@ -1,28 +1,30 @@
-"""``pytest-aorta minimize``, ``bisect`` and ``amplify``: one item per search, which runs the trials that it wants."""
+"""``pytest-aorta amplify``, ``bisect``, ``explain``, ``minimize``: one item per search, which runs what it wants."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.texts import environment_label, identifier
-from pytest_aorta.plan import Plan, PlanError, Selection, check_variables, overlay
+from pytest_aorta.common.texts import INLINE_PREFIX, environment_label, identifier
+from pytest_aorta.plan import SEARCHES, Plan, PlanError, Selection, check_variables, overlay
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.ordinary_tests import in_a_process
 from pytest_aorta.plugin.run import PAYLOAD, ReportPayload, SessionRun, reason_of, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, use_fixtures
-from pytest_aorta.registry import Mitigation
+from pytest_aorta.registry import Mitigation, inline_environment
 from pytest_aorta.search import Search, Wanted
 from pytest_aorta.search.amplify import Amplify
 from pytest_aorta.search.bisect import Bisect
+from pytest_aorta.search.explain import Explain, combined, part_name
 from pytest_aorta.search.minimize import Minimize
 from pytest_aorta.triage.facts import TrialFacts, facts_of
-from pytest_aorta.workspace.atomic import write_json
+from pytest_aorta.triage.searches import SearchReport
+from pytest_aorta.workspace.atomic import write_json, write_text
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 if TYPE_CHECKING:
@@ -87,16 +89,36 @@ class SearchItem(GeneratedFunction):
                 wanted = next(steps) if facts is None else steps.send(facts)
             except StopIteration:
                 break
-            facts = self._run(run, [self.spec_of(one) for one in wanted], extra_env)
-        lines = self.search.report()
-        if isinstance(self.search, Bisect | Amplify):
-            what = type(self.search).__name__.lower()
-            file = run.results / f"{what}-{identifier(self.spec.workload.name)}.json"
-            write_json(file, self.search.result.to_json())
-        self.stash[PAYLOAD].notes = [f"{self.spec.workload.name}: {lines[0]}", *lines[1:]]
-        success, sentence = self.search.conclusion()
-        if not success:
-            raise TrialFailed(sentence)
+            try:
+                facts = self._run(run, [self.spec_of(one) for one in wanted], extra_env)
+            except KeyboardInterrupt:
+                if facts is not None:
+                    self._conclude(run, "interrupted; --aorta-resume goes on. So far: ")
+                    self._tell()
+                raise
+        report = self._conclude(run)
+        if not report.is_found:
+            raise TrialFailed(report.sentence)
+
+    def _conclude(self, run: SessionRun, before: str = "") -> SearchReport:
+        """Write what the search says by now, as JSON and Markdown, and have it printed."""
+        report, name, what = self.search.report(), self.spec.workload.name, type(self.search).__name__.lower()
+        file = run.results / f"{what}-{identifier(name)}.json"
+        said = {"search": what, "workload": name, "report": asdict(report)}
+        write_json(file, {**self.search.result.to_json(), **said})
+        write_text(file.with_suffix(".md"), report.markdown(f"{what} {name}"))
+        lines = report.lines()
+        self.stash[PAYLOAD].notes = [f"{name}: {before}{lines[0]}", *lines[1:]]
+        return report
+
+    def _tell(self) -> None:
+        """Report what has come together, before the item has ended."""
+        payload = self.stash[PAYLOAD]
+        wave = pytest.TestReport(self.nodeid, self.location, {}, "passed", None, "setup")
+        wave.aorta = payload.to_plain(with_records=True)  # type: ignore[attr-defined]
+        self.ihook.pytest_runtest_logreport(report=wave)
+        payload.trials.clear()
+        payload.notes.clear()
 
     def _run(self, run: SessionRun, specs: list[TrialSpec], extra_env: Mapping[str, str]) -> list[TrialFacts]:
         started: list[tuple[TrialJob, TrialPaths]] = []
@@ -122,11 +144,7 @@ class SearchItem(GeneratedFunction):
                 if trial.started:
                     run.add_record(self, paths, record, trial.resumed)
             raise
-        payload = self.stash[PAYLOAD]
-        wave = pytest.TestReport(self.nodeid, self.location, {}, "passed", None, "setup")
-        wave.aorta = payload.to_plain(with_records=True)  # type: ignore[attr-defined]
-        self.ihook.pytest_runtest_logreport(report=wave)
-        payload.trials.clear()
+        self._tell()
         return facts
 
     def reportinfo(self) -> tuple[Path, int, str]:
@@ -136,7 +154,7 @@ class SearchItem(GeneratedFunction):
 
 def search_name(spec: TrialSpec, selection: Selection) -> str:
     """Of the item: ``gemm[local-minimize-A+B]``; a bisection has all environments, and the first one's name."""
-    what = "bisect" if selection.bisect else "amplify" if selection.amplify else "minimize"
+    what = next(name for name in SEARCHES if getattr(selection, name))
     names = "+".join(identifier(name) for name in spec.mitigations)
     return f"{identifier(spec.workload.name)}[{identifier(spec.environment.name)}-{what}-{names}]"
 
@@ -152,7 +170,8 @@ def search_items(plan: Plan, run: SessionRun, module_of: ModuleOf) -> Iterator[S
     """The items of a plan whose cells are the positions of a bisection, or baseline and whole set."""
     sibling: SearchItem | None = None
     for spec in searches_of(plan, run.selection):
-        make = _bisection if run.selection.bisect else _amplification if run.selection.amplify else _minimization
+        makers = {"bisect": _bisection, "amplify": _amplification, "explain": _explanation, "minimize": _minimization}
+        make = next(make for name, make in makers.items() if getattr(run.selection, name))
         search, spec_of = make(plan, run, spec)
         name = search_name(spec, run.selection)
         sibling = SearchItem.of(module_of(spec), name, use_fixtures, sibling)
@@ -191,6 +210,42 @@ def _amplification(plan: Plan, run: SessionRun, first: TrialSpec) -> tuple[Searc
     cells = sorted(plan.cells[first.workload.name].values(), key=lambda spec: spec.mitigation_index)
     most, slots = run.selection.max_trials, run.selection.resources.total_slots
     return Amplify(request.names, most, slots, signature=request.signature), _trial_of_cell(cells)
+
+
+def _explanation(plan: Plan, run: SessionRun, first: TrialSpec) -> tuple[Search, Callable[[Wanted], TrialSpec]]:
+    request = run.selection.explain
+    assert request is not None
+    if len(plan.cells[first.workload.name]) > 1:
+        raise PlanError("explain: expected one environment and one mitigation set, under which all its trials run")
+    changes = request.changes
+    has_packages = any(each.good.package or each.bad.package for each in changes)
+    if has_packages and first.environment.kind != "local":
+        raise PlanError(f"explain: packages differ, and cannot be changed in the environment {first.environment.name}")
+    everything = tuple(each.name for each in changes)
+    numbers: dict[tuple[str, ...], int] = {}
+    one = replace(first, execution=in_a_process(first.execution))
+    others = tuple(name for name in one.mitigations if name != "none")
+
+    def spec_of(wanted: Wanted) -> TrialSpec:
+        chosen: tuple[str, ...] = wanted.arm
+        number = numbers.setdefault(chosen, len(numbers))
+        variables, words, packages, options = combined(changes, {*chosen})
+        environment = one.environment
+        if packages:
+            environment = inline_environment(f"{INLINE_PREFIX}+{' '.join(packages)}")
+        name = "good" if not chosen else "bad" if chosen == everything else f"part {number}: {part_name(chosen)}"
+        return replace(
+            one,
+            trial_index=wanted.index,
+            environment=replace(environment, launcher=(*words, *one.environment.launcher)),
+            mitigation_index=number,
+            mitigations=(*others, name),
+            overlay={**one.overlay, **variables},
+            overrides={**one.overrides, **options},
+        )
+
+    most, slots = run.selection.max_trials, run.selection.resources.total_slots
+    return Explain(request, run.selection.trials, most, slots), spec_of
 
 
 def _trial_of_cell(cells: Sequence[TrialSpec]) -> Callable[[Wanted], TrialSpec]:

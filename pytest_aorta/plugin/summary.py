@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_aorta.common.texts import counted, first_names, one_line, printable
 from pytest_aorta.launch.launch_mode import AS_TYPED, FORKS
+from pytest_aorta.plan import SEARCHES
 from pytest_aorta.plugin.compat import terminal_width
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, Column, conclusions
 from pytest_aorta.triage.facts import LOSSES, CellKey
@@ -290,7 +291,11 @@ def header(run: SessionRun) -> list[str]:
 def _of_plan(run: SessionRun) -> Iterator[str]:
     resources, cells = run.selection.resources, [*run.plan.cells.values()]
     parts = [f"plan {run.plan.digest}"]
-    parts.append(f"{counted(len(run.plan.trials), 'trial')} in {counted(sum(map(len, cells)), 'cell')}")
+    if run.selection.searches:
+        what = next(name for name in SEARCHES if getattr(run.selection, name))
+        parts.append(f"{what}: {counted(run.selection.max_trials, 'trial')} at most")
+    else:
+        parts.append(f"{counted(len(run.plan.trials), 'trial')} in {counted(sum(map(len, cells)), 'cell')}")
     if resources.hosts:
         from pytest_aorta.runtime.hosts import without_values
 

@@ -245,10 +245,10 @@ class TrialWriter:
         trials = []
         for record in json.loads(payload["records"]):
             trials.append(RecordToWrite(**record))
-        if report.when == "teardown":
+        if report.when != "call":  # which the teardown's repeats
             self.notes += json.loads(payload["notes"])
-            if not trials and not hasattr(report, "node"):
-                trials = list(self.run.unreported)  # of this process, whose items run one after the other
+        if report.when == "teardown" and not trials and not hasattr(report, "node"):
+            trials = list(self.run.unreported)  # of this process, whose items run one after the other
         is_of_trial = "aorta_trial_id" in properties  # a test that starts trials fails for its own reasons
         for trial in trials:
             facts = self.write(trial)

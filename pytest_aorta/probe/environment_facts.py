@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pytest_aorta.common.texts import parse_ranges
-from pytest_aorta.probe.variables import DIGEST, as_setting
+from pytest_aorta.probe.variables import DIGEST, OF_A_SESSION, as_setting
 
 #: A fact: a text, or words of which some may come and others go.
 Value = str | tuple[str, ...]
@@ -150,13 +150,11 @@ _VOLATILE: Mapping[str, frozenset[str]] = {
     "end.libraries": frozenset(("count",)),
 }
 
-_OTHERS = "other_variables"
+#: Sections of variables: those whose values are recorded, and the digests of others, with their machine behind it.
+VARIABLES, OTHER_VARIABLES = "env_vars", "other_variables"
 
-#: Variables that say who is logged in where; those of runners are not recorded.
-_OF_A_SESSION = re.compile(
-    r"SHLVL|(OLD)?PWD|TMPDIR|TMP|TEMP|LS_COLORS|WINDOWID|DISPLAY|MAIL|HIST\w+|TERM(_\w+)?|COLORTERM|STY"
-    r"|TMUX(_\w+)?|(SSH|XDG|DBUS|COV|SUDO|SYSTEMD|VSCODE|GIT)_\w+|INVOCATION_ID|JOURNAL_STREAM|WINDOW"
-)
+#: The list of all packages in a snapshot that pytest-aorta env has written.
+INSTALLED = "installed"
 
 #: What is compared of each GPU, besides its name.
 _OF_A_GPU = (
@@ -186,9 +184,9 @@ def sections(env: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
             content = content.get(key) if isinstance(content, Mapping) else None
         if name == "git" and content is None and name in env:
             content = {}  # the workload lies in no repository
-        if name == _OTHERS and isinstance(content, Mapping) and isinstance(content.get("digests"), Mapping):
+        if name == OTHER_VARIABLES and isinstance(content, Mapping) and isinstance(content.get("digests"), Mapping):
             digests = content["digests"].items()
-            hidden = {each: f"{DIGEST}{digest}" for each, digest in digests if not _OF_A_SESSION.fullmatch(each)}
+            hidden = {each: f"{DIGEST}{digest}" for each, digest in digests if not OF_A_SESSION.fullmatch(each)}
             yield f"{name} {content.get('of')}", hidden
         elif isinstance(content, Mapping) and (content or name in ("env_vars", "git")):
             volatile = _VOLATILE.get(name)
@@ -293,7 +291,7 @@ def clause(fact: Fact, before: Values, after: Values) -> str:
 
 
 def _is_variable(section: str) -> bool:
-    return section == "env_vars" or section.startswith(_OTHERS)
+    return section == VARIABLES or section.startswith(OTHER_VARIABLES)
 
 
 def is_hidden(value: Value | None) -> bool:

@@ -156,6 +156,22 @@ def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()
 _OF_RUNNERS = re.compile(r"AORTA_|PYTEST_(XDIST_|CURRENT_TEST|VERSION|AORTA_ZYGOTE)|(_|COLUMNS|LINES)$")
 
 
+#: Variables that say who is logged in where; those of runners are not recorded.
+OF_A_SESSION = re.compile(
+    r"SHLVL|(OLD)?PWD|TMPDIR|TMP|TEMP|LS_COLORS|WINDOWID|DISPLAY|MAIL|HIST\w+|TERM(_\w+)?|COLORTERM|STY"
+    r"|TMUX(_\w+)?|(SSH|XDG|DBUS|COV|SUDO|SYSTEMD|VSCODE|GIT)_\w+|INVOCATION_ID|JOURNAL_STREAM|WINDOW"
+)
+
+
+def values_to_share(environ: Mapping[str, str]) -> list[str]:
+    """Variables that a user may want to compare on two machines: no secret, nothing of a session or a runner."""
+    return [
+        name
+        for name, value in environ.items()
+        if not (OF_A_SESSION.fullmatch(name) or _OF_RUNNERS.match(name) or is_secret_name(name) or has_secret(value))
+    ]
+
+
 #: Where a machine has no id, no two processes agree.
 _UNKNOWN = os.urandom(64)
 

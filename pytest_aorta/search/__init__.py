@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.facts import TrialFacts
+    from pytest_aorta.triage.searches import SearchReport
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,22 @@ class Wanted:
 Steps = Generator[list[Wanted], "list[TrialFacts]", None]
 
 
+class Findings(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+
 class Search(Protocol):
+    @property
+    def result(self) -> Findings:
+        """What is known by now."""
+        ...
+
     def steps(self) -> Steps:
         """The trials, wave by wave."""
         ...
 
-    def conclusion(self) -> tuple[bool, str]:
-        """Whether it has succeeded, and what it found, in a sentence."""
-        ...
-
-    def report(self) -> list[str]:
-        """The lines below the table of trials; first the conclusion."""
+    def report(self) -> SearchReport:
+        """What is said by now."""
         ...
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from pytest_aorta.common.texts import counted
 from pytest_aorta.search import Steps
 from pytest_aorta.search.arms import Arms, Confirmation
+from pytest_aorta.triage.searches import SearchReport, SearchRow
 
 #: A condition is tried with fresh pairs where it fails so many times as often as without, with this probability, and
 #: has failed so often.
@@ -144,16 +145,12 @@ class Amplify:
             return f"in the same way: {ours}"
         return f"but mostly in another way ({ours}) than without it ({theirs}): it may be another fault"
 
-    def report(self) -> list[str]:
-        result = self.result
-        rows = [("condition", "failed", "most frequent way")]
+    def report(self) -> SearchReport:
+        result, rows = self.result, []
         order = sorted(range(len(result.conditions)), key=lambda at: -result.failures[at] / max(1, result.trials[at]))
         for at in order:
-            seen = f"{result.failures[at]} of {result.trials[at]}" if result.trials[at] else "did not run"
+            failures, trials = result.failures[at], result.trials[at]
             way = max(result.ways[at], key=lambda each: result.ways[at][each], default="")
-            rows.append((result.conditions[at], seen, way))
-        width = max(len(row[0]) for row in rows)
-        return [
-            self.conclusion()[1],
-            *(f"{name:<{width}}  {failed:>11}  {way}".rstrip() for name, failed, way in rows),
-        ]
+            cells = result.conditions[at], f"{failures} of {trials}" if trials else "did not run", way
+            rows.append(SearchRow(cells, failures, trials, at == result.found))
+        return SearchReport(*self.conclusion(), ("condition", "failed", "most frequent way"), tuple(rows))

@@ -12,6 +12,7 @@ from pytest_aorta.common.texts import counted
 from pytest_aorta.search import Steps
 from pytest_aorta.search.arms import Arms, Confirmation
 from pytest_aorta.search.posterior import ChangePoint
+from pytest_aorta.triage.searches import SearchReport, SearchRow
 
 #: A second change is said where it is likelier than one or none.
 _LIKELIER = 0.5
@@ -201,21 +202,20 @@ class Bisect:
             for place, chance in self._by_place().items()
         ]
 
-    def report(self) -> list[str]:
+    def report(self) -> SearchReport:
         result = self.result
-        lines = [self.conclusion()[1]]
+        is_found, sentence = self.conclusion()
         chances = {None if place is None else place[1]: chance for place, chance in self._by_place().items()}
-        rows = [("position", "failed", "probability of a change here")]
+        rows = []
         for position, name in enumerate(result.positions):
+            failures, trials = result.failures[position], result.trials[position]
             if position in result.skipped:
-                rows.append((name, "-", f"cannot run: {result.skipped[position]}"))
-            elif result.trials[position]:
+                rows.append(SearchRow((name, "-", f"cannot run: {result.skipped[position]}")))
+            elif trials:
                 chance = chances.get(position, 0.0)
-                seen = f"{result.failures[position]} of {result.trials[position]}"
-                rows.append((name, seen, percent(chance) if chance >= 0.0005 else ""))
-        width = max(len(row[0]) for row in rows)
-        lines += [f"{name:<{width}}  {failed:>10}  {text}".rstrip() for name, failed, text in rows]
-        untried = len(result.positions) - len(rows) + 1
-        if untried:
-            lines.append(f"{counted(untried, 'position')} needed no trial")
-        return lines
+                cells = name, f"{failures} of {trials}", percent(chance) if chance >= 0.0005 else ""
+                rows.append(SearchRow(cells, failures, trials, is_found and position == result.first))
+        untried = len(result.positions) - len(rows)
+        notes = [f"{counted(untried, 'position')} needed no trial"] * bool(untried)
+        head = "position", "failed", "probability of a change here"
+        return SearchReport(is_found, sentence, head, tuple(rows), tuple(notes))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from math import exp, log
-from typing import Literal
+from typing import Any, Literal
 
 from scipy.special import betaln
 
@@ -15,6 +15,7 @@ from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.decisions import NOT_RUN
 from pytest_aorta.triage.facts import TrialFacts, judged_together
 from pytest_aorta.triage.judging import LEVEL
+from pytest_aorta.triage.searches import SearchReport, SearchRow
 from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
 
 
@@ -56,6 +57,9 @@ class Needed:
 #: ``acts``: it fails less often than the baseline, about as rarely as the whole set. ``fails``: about as often as the
 #: baseline. ``gone``: the baseline fails no more.
 Answer = Literal["acts", "fails", "did not run", "undecided", "gone"]
+
+#: The variables of a trial; ``None`` for the baseline.
+Part = tuple[str, ...] | None
 
 #: Trials of the baseline without a failure are a fault that has gone where chance would rarely make so many of them.
 _GONE = 1e-6
@@ -104,6 +108,9 @@ class Minimized:
     beside: Tried | None = None
     kept: tuple[str, ...] = ()
 
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
     @property
     def last(self) -> Tried:
         """What was found out of ``left`` at last."""
@@ -127,38 +134,58 @@ class Minimize:
     The k-th part has n / ((n + k)(n + k - 1)) of the level, n being the number of variables; of all parts together,
     however many there will be, that is 1. What is not decided after the most trials stays in.
 
+    With ``turns_on`` the whole set makes it fail more often than the baseline, and the smallest part is looked for that
+    does. Parts then run by turns with the whole set, as that is what fails: those that *fail* as it does are enough.
+
     Args:
         variables: of the set, in its order.
         most: trials of each part.
         most_in_all: trials, with those of the baseline.
         at_once: how many trials may run side by side.
         name: of the set, for sentences.
+        turns_on: the set makes it fail.
+        signature: only failures whose text contains it count; others are passes.
     """
 
     def __init__(
-        self, variables: Sequence[str], most: int, most_in_all: int, at_once: int = 1, *, name: str = "the set"
+        self,
+        variables: Sequence[str],
+        most: int,
+        most_in_all: int,
+        at_once: int = 1,
+        *,
+        name: str = "the set",
+        turns_on: bool = False,
+        signature: str = "",
     ) -> None:
         self.found = Minimized(tuple(variables))
-        self._name = name
+        self._name, self._turns_on, self._signature = name, turns_on, signature
+        #: What fails more often: the baseline, or the whole set; and the other one.
+        self._failing: Part = self.found.variables if turns_on else None
+        self._passing: tuple[str, ...] = () if turns_on else self.found.variables
         self._most, self._most_in_all, self._at_once = most, most_in_all, at_once
         self._started = 0
-        self._next_index: dict[tuple[str, ...] | None, int] = {}
-        #: Of all trials of the baseline, or of what is kept, that count, whether they have failed.
+        self._next_index: dict[Part, int] = {}
+        #: Of all trials of what fails, or of what is kept, that count, whether they have failed.
         self._baseline: list[bool] = []
         #: What was seen to act.
         self._acting: list[Tried] = []
 
+    @property
+    def result(self) -> Minimized:
+        return self.found
+
     def conclusion(self) -> tuple[bool, str]:
         return conclusion(self.found, self._name)
 
-    def report(self) -> list[str]:
-        return list(report(self.found, self._name))
+    def report(self) -> SearchReport:
+        return report(self.found, self._name)
 
     def steps(self) -> Steps:
         """Yields the trials that are wanted next, is sent what became of them, in that order."""
         found = self.found
-        whole = yield from self._try(found.variables)
-        if whole.answer != "acts":
+        first = yield from self._try(self._passing)
+        if first.answer != "acts":
             return
         needed = Needed(found.variables)
         found.left = found.variables
@@ -171,11 +198,11 @@ class Minimize:
                 answers[part] = (yield from self._try(part)).answer
             if answers[part] == "gone":
                 return
-            needed.learn(names, answers[part] == "acts")
+            needed.learn(names, answers[part] == ("fails" if self._turns_on else "acts"))
             found.left = tuple(needed.left)
             if len(names) == 1 and answers[part] == "undecided":
                 found.unsure += names
-        while found.left != found.variables and (yield from self._removes_less(found.left)):
+        while not self._turns_on and found.left != found.variables and (yield from self._removes_less(found.left)):
             more = yield from self._with_one_more(found.left)
             if more is None:
                 break
@@ -219,7 +246,7 @@ class Minimize:
         chosen = {*names}
         return tuple(name for name in self.found.variables if name in chosen)
 
-    def _wanted(self, parts: Iterable[tuple[str, ...] | None]) -> list[Wanted]:
+    def _wanted(self, parts: Iterable[Part]) -> list[Wanted]:
         """The next trial of each."""
         found = []
         for each in parts:
@@ -270,7 +297,7 @@ class Minimize:
         base: list[TrialFacts] = []
         own: list[TrialFacts] = []
         while True:
-            ours, theirs = ([facts.is_failure for facts in side if facts.is_counted] for side in (own, base))
+            ours, theirs = ([self._fails(facts) for facts in side if facts.is_counted] for side in (own, base))
             tried.trials, tried.failures = len(ours), sum(ours)
             tried.base_trials, tried.base_failures = len(theirs), sum(theirs)
             test.pairs += list(zip(theirs, ours, strict=False))[len(test.pairs) :]
@@ -283,11 +310,14 @@ class Minimize:
                 return tried
             wanted: list[Wanted] = []
             while not wanted or len(wanted) < self._at_once:
-                wanted += self._wanted((None, variables) if len(own) < self._most else (None,))
+                wanted += self._wanted((self._failing, variables) if len(own) < self._most else (self._failing,))
             for one, facts in zip(wanted, (yield wanted), strict=True):
-                (base if one.arm is None else own).append(facts)
-                if one.arm is None and facts.is_counted:
-                    self._baseline.append(facts.is_failure)
+                (base if one.arm == self._failing else own).append(facts)
+                if one.arm == self._failing and facts.is_counted:
+                    self._baseline.append(self._fails(facts))
+
+    def _fails(self, facts: TrialFacts) -> bool:
+        return facts.is_failure and (facts.signature is None or self._signature in facts.signature.text)
 
     def _answer(self, tried: Tried, test: SequentialTest) -> Answer:
         found = test.comparison()
@@ -373,17 +403,24 @@ def _beside(tried: Tried) -> str:
     return f"{tried.failures} of {tried.trials} trials failed, {tried.base_failures} of {tried.base_trials}"
 
 
-def report(found: Minimized, name: str) -> Iterator[str]:
-    """What was tried, what remains, and how sure that is, in lines."""
-    yield conclusion(found, name)[1]
-    rows = [("variables", "failed", "baseline", "p", "level", "")]
+def rows_of(found: Minimized, name: Callable[[Tried], str], answers: Mapping[str, str]) -> tuple[SearchRow, ...]:
+    """A row for each part: how it failed, how what it ran by turns with did, and the answer, in other words."""
+    rows = []
     for each in found.tried:
-        variables = name if each.variables == found.variables else " ".join(each.variables)
         counts = f"{each.failures} of {each.trials}", f"{each.base_failures} of {each.base_trials}"
-        rows.append((variables, *counts, f"{each.p:.2g}", f"{each.level:.2g}", each.answer))
-    width = max(len(row[0]) for row in rows)
-    for variables, failed, baseline, p, level, answer in rows:
-        yield f"{variables:<{width}}  {failed:>10}  {baseline:>10}  {p:>7}  {level:>7}  {answer}".rstrip()
+        cells = name(each), *counts, f"{each.p:.2g}", f"{each.level:.2g}", answers.get(each.answer, each.answer)
+        rows.append(SearchRow(cells, each.failures, each.trials, each.variables == found.left))
+    return tuple(rows)
+
+
+def report(found: Minimized, name: str) -> SearchReport:
+    """What was tried, what remains, and how sure that is."""
+    rows = rows_of(found, lambda each: name if each.variables == found.variables else " ".join(each.variables), {})
+    head = "variables", "failed", "baseline", "p", "level", ""
+    return SearchReport(*conclusion(found, name), head, rows, tuple(_notes(found, name)))
+
+
+def _notes(found: Minimized, name: str) -> Iterator[str]:
     if found.left is not None and found.last.answer == "acts":
         last = found.last
         bound = rate_upper_bound_sequential(last.failures, last.trials)

@@ -33,11 +33,11 @@ Installed = Callable[[str], Mapping[str, str] | None]
 Counts = Counter[Value | None]
 
 #: Sections that are not in a record's snapshot of its environment, and their order behind it.
-_OPTIONS, _RUN = "options", "run"
-_AFTER = {FILES: len(RULES), IMPORTED_LATER: len(RULES), _OPTIONS: len(RULES) + 1, _RUN: len(RULES) + 2}
+OPTIONS, _RUN = "options", "run"
+_AFTER = {FILES: len(RULES), IMPORTED_LATER: len(RULES), OPTIONS: len(RULES) + 1, _RUN: len(RULES) + 2}
 
 #: Sections: packages that every record names; all installed ones, if their list is known; the digest of that list.
-_PACKAGES, _INSTALLED, _DIGEST = "packages", "installed", "digest of packages"
+PACKAGES_SECTION, _INSTALLED, _DIGEST = "packages", "installed", "digest of packages"
 
 
 class Environments:
@@ -71,7 +71,7 @@ class Environments:
                 # Without a process, no variable is known.
                 complete = complete and bool(env.get("process"))
             self._count(name, content, complete)
-            if name == _PACKAGES and isinstance(digest := content.get("digest"), str):
+            if name == PACKAGES_SECTION and isinstance(digest := content.get("digest"), str):
                 self._count(_DIGEST, {"digest": digest}, False)
                 if versions := self._installed(digest):
                     self._count(_INSTALLED, {"versions": versions}, True)
@@ -83,7 +83,7 @@ class Environments:
                 self._count(section, digests, complete)
         if "config" in record:
             options = {f"option {name}": _text(value) for name, value in _mapping(record["config"]).items()}
-            self._count(_OPTIONS, options, True)
+            self._count(OPTIONS, options, True)
         at_a_time = [beside.get(name) for name in ("slots", "workers", "hosts")]
         numbers = [number for number in at_a_time if isinstance(number, int)]
         run = {
@@ -131,7 +131,7 @@ def _parse_facts(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
         return {Fact(_AFTER[section], name, section): value for name, value in content.items()}, complete
     if section == _DIGEST:
         return {PACKAGES._replace(section=_DIGEST): content["digest"]}, complete
-    facts = facts_of_section(_PACKAGES if section == _INSTALLED else section, content)
+    facts = facts_of_section(PACKAGES_SECTION if section == _INSTALLED else section, content)
     return {fact._replace(section=section): value for fact, value in facts.items()}, complete
 
 
@@ -182,14 +182,14 @@ def differences(a: Environments, b: Environments) -> list[Difference]:
     before, after = a.facts(), b.facts()
     known = before.keys() | after.keys()
     for fact in sorted(known):
-        of_record = fact._replace(section=_PACKAGES) if fact.section in (_INSTALLED, _DIGEST) else fact
+        of_record = fact._replace(section=PACKAGES_SECTION) if fact.section in (_INSTALLED, _DIGEST) else fact
         if fact.section == _INSTALLED and of_record in known:
             continue
         one = before[fact] if fact in before else a.has_no(fact)
         two = after[fact] if fact in after else b.has_no(fact)
         if one and two and one.keys() != two.keys():
             differing.append(Difference(of_record, _by_frequency(one), _by_frequency(two)))
-    if any(each.fact.section == _PACKAGES and each.fact != PACKAGES for each in differing):
+    if any(each.fact.section == PACKAGES_SECTION and each.fact != PACKAGES for each in differing):
         differing = [each for each in differing if each.fact != PACKAGES]
     names = {each.fact.name for each in differing}
     return [each for each in differing if each.fact.implied_by not in names]

@@ -12,9 +12,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.probe.environment_facts import INSTALLED
 from pytest_aorta.probe.software import read_package_list
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
+from pytest_aorta.triage.environments import Environments
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.trials.records import from_aorta, is_of_aorta
@@ -164,6 +166,36 @@ def recorded_rules(matrix: Any) -> tuple[tuple[str, str], ...]:
     except (ValueError, KeyError, TypeError, re.error):
         return ()
     return rules
+
+
+def environments_of(path: Path) -> Environments:
+    """Of a trial file, a results directory, or a file that ``pytest-aorta env --json`` has written.
+
+    Raises:
+        RequestError: it is none of them.
+    """
+    expected = "expected a trial file, a results directory, or a file that pytest-aorta env --json has written"
+    content: Any = {}
+    if not path.is_dir():
+        try:
+            content = json.loads(path.read_bytes())
+        except OSError as error:
+            raise RequestError(f"{path}: {error.strerror}; {expected}") from None
+        except (ValueError, RecursionError):
+            raise RequestError(f"{path} is not valid JSON; {expected}") from None
+    if isinstance(content, dict) and isinstance(content.get("host"), dict) and "captured_at" in content:
+        listed = content.get(INSTALLED) or {}
+        environments = Environments(lambda digest: listed["versions"] if listed.get("digest") == digest else None)
+        environments.add({"env": content})
+        return environments
+    results = Results(path)
+    environments, found = Environments(results.installed), False
+    for trial in results:
+        environments.add(trial.record)
+        found = True
+    if not found:
+        raise RequestError(f"{path} has no environment; {expected}")
+    return environments
 
 
 def read_triage(path: Path, settings: TriageSettings | None = None) -> tuple[Triage, Results]:

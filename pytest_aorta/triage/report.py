@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from pytest_aorta._version import __version__
@@ -32,7 +32,9 @@ from pytest_aorta.triage.columns import COLUMNS, conclusions, rate_with_interval
 from pytest_aorta.triage.environments import Environments, differences
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, StepSummary, TrialFacts
 from pytest_aorta.triage.matrix import EarlierMatrix, escape_markdown, pipe_table
+from pytest_aorta.triage.rates import Interval, wilson
 from pytest_aorta.triage.reading import Results, triage_in_order
+from pytest_aorta.triage.searches import SearchReport, searches_in
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.starts import CollectorOutput, Heat, sentences, with_replays
 from pytest_aorta.triage.verdicts import check_baseline
@@ -244,6 +246,13 @@ def label_cells(keys: Iterable[CellKey]) -> dict[CellKey, str]:
     return labels
 
 
+class CellRate(NamedTuple):
+    """What the macro of the picture of a rate needs."""
+
+    rate: float
+    rate_interval: Interval
+
+
 class Report:
     """The content of a report, read record by record, so that thousands need not be in memory.
 
@@ -300,6 +309,20 @@ class Report:
             if facts.signature is not None
         }
 
+    def _searches(self) -> list[tuple[str, SearchReport, list[CellRate | None]]]:
+        """What they are called, what they say, and rates for pictures."""
+        return [
+            (
+                one_line(name),
+                said,
+                [
+                    CellRate(row.failures / row.trials, wilson(row.failures, row.trials)) if row.trials > 0 else None
+                    for row in said.rows
+                ],
+            )
+            for name, said in searches_in(self.folder)
+        ]
+
     def page(self, output: Path) -> dict[str, Any]:
         """The values for the templates."""
         rows, labels = self.table.rows, self.labels
@@ -321,6 +344,7 @@ class Report:
         low, high = (min((reach for reach in _REACHES if reach >= end), default=1.0) for end in ends)
         tests = self.table.associations.tests if any(row.cell.failures for row in rows) else ()
         return {
+            "searches": self._searches(),
             "title": _listed(sorted({row.cell.key.workload for row in rows})) or "no trials",
             "facts": [*self._facts(), ("results", one_line(typed))],
             "sentences": self._sentences(),

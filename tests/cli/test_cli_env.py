@@ -104,4 +104,6 @@ def test_other_files_are_refused(tmp_path: Path, text: str | None, problem: str)
     result = command("env", "--diff", write(tmp_path / "one.json"), file)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"Error: {file}{problem}")
-    assert result.stderr.endswith("; expected a trial file, or one that pytest-aorta env --json has written\n")
+    assert result.stderr.endswith(
+        "; expected a trial file, a results directory, or a file that pytest-aorta env --json has written\n"
+    )

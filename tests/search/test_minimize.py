@@ -68,7 +68,7 @@ def test_the_one_variable_that_acts_is_left() -> None:
 
 
 def test_the_report_says_what_was_tried_and_how_sure_it_is() -> None:
-    lines = list(report(searched(fixed_by("C", "D"), variables=tuple("ABCD")), "four"))
+    lines = report(searched(fixed_by("C", "D"), variables=tuple("ABCD")), "four").lines()
     assert lines[0] == "of 4 variables of four, C D are needed, together"
     assert lines[1].split() == ["variables", "failed", "baseline", "p", "level"]
     assert lines[2].split()[0] == "four"
@@ -152,7 +152,7 @@ def test_parts_that_never_run_stay_in_and_are_named() -> None:
 
     found = searched(act, variables=tuple("ABCD"))
     assert found.left == ("A", "C")
-    assert any(line.startswith("taken as not acting, though did not run: ") for line in report(found, "four"))
+    assert any(line.startswith("taken as not acting, though did not run: ") for line in report(found, "four").lines())
 
 
 def test_what_is_not_decided_is_no_success() -> None:
@@ -218,7 +218,7 @@ def test_of_two_that_add_up_the_second_is_found_beside_the_first() -> None:
         is_all, sentence = conclusion(found, "eight")
         assert not is_all or {"B", "G"} <= set(found.left or ())
         if found.beside is not None:
-            assert any(line.startswith("beside the whole set: ") for line in report(found, "eight"))
+            assert any(line.startswith("beside the whole set: ") for line in report(found, "eight").lines())
             still = f"; {found.beside.failures} of {found.beside.trials} trials still fail with "
             assert not found.beside.failures or still in sentence
         if found.kept:
