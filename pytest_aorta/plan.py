@@ -406,6 +406,10 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
                 f"mitigation {key}=... may hold a secret, and names of trials show it; use --aorta-extra-env"
             )
     sets = [list(map(registry.mitigation, names)) for names in selection.mitigations]
+    if selection.resources.total_slots * selection.resources.workers > 1:
+        for each in itertools.chain.from_iterable(sets):
+            if each.beside:
+                raise PlanError(f"mitigation {each.name}: trials of other slots would feel it, too; use one slot")
     of_sets = [_collectors_of(mitigations, selection, registry) for mitigations in sets]
     refuse_repeated("workload", [entry.name for entry in entries])
     check_axes(selection.environments, selection.mitigations)
@@ -469,9 +473,15 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
 
 
 def _behind(mitigations: Sequence[Mitigation], environment: Environment) -> Environment:
-    """The environment behind the launcher prefixes of mitigations; the last one is the outermost."""
+    """The environment behind the launcher prefixes of mitigations, of which the last one is the outermost.
+
+    And beside the program of the last one that has any.
+    """
     words = [word for mitigation in reversed(mitigations) for word in mitigation.launcher]
-    return replace(environment, launcher=(*words, *environment.launcher)) if words else environment
+    beside = next((each.beside for each in reversed(mitigations) if each.beside), environment.beside)
+    if not words and not beside:
+        return environment
+    return replace(environment, launcher=(*words, *environment.launcher), beside=beside)
 
 
 def _collectors_of(mitigations: Iterable[Mitigation], selection: Selection, registry: Registry) -> tuple[str, ...]:

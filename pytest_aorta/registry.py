@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from pytest_aorta.common.cache import cache_folder
 from pytest_aorta.common.texts import COMMIT_PREFIX, INLINE_PREFIX
-from pytest_aorta.settings import COLLECT, OPTION, PREFIX, RequestError
+from pytest_aorta.settings import BESIDE, COLLECT, OPTION, PREFIX, RequestError
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -50,6 +50,7 @@ class Mitigation:
         options: option of the workload -> value, which is one of JSON.
         collect: the collectors that trials run with; ``None`` for those that the run asks for.
         launcher: words put before the command of a trial, and before the prefix of its environment.
+        beside: words of a program that runs beside each trial, and is killed at its end.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Mitigation:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
     collect: tuple[str, ...] | None = None
     launcher: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Environment:
         engine_options: words for the engine, before the image.
         repository, commit: of a commit: the top of its repository, and its whole hash.
         build: a command for the shell that makes the working tree of a commit ready, in it.
+        beside: words of a program that runs beside each trial, of a mitigation.
         source_package: ``pytest-aorta``, the name of a distribution, or ``sidecar:<file name>``.
     """
 
@@ -90,6 +93,7 @@ class Environment:
     repository: str | None = None
     commit: str | None = None
     build: str = ""
+    beside: tuple[str, ...] = ()
     source_package: str = field(kw_only=True)
 
     @property
@@ -640,14 +644,17 @@ class Registry:
         return found
 
     def mitigation(self, name: str) -> Mitigation:
-        """The mitigation, the variable ``NAME=VALUE``, or the launcher prefix ``prefix:WORDS``.
+        """The mitigation, the variable ``NAME=VALUE``, the launcher prefix ``prefix:WORDS``, or ``beside:WORDS``.
 
         At most the plugin that offers it is imported.
         """
-        if name.startswith(PREFIX) and name not in self._offers["mitigations"]:
-            if words := shlex.split(name.removeprefix(PREFIX)):
-                return Mitigation(name, {}, "the command line", launcher=tuple(words))
-            raise RegistryError(f"mitigation {name!r}: it names no program, as in {PREFIX}taskset -c 0")
+        start = next((each for each in (PREFIX, BESIDE) if name.startswith(each)), None)
+        if start is not None and name not in self._offers["mitigations"]:
+            words = tuple(shlex.split(name.removeprefix(start)))
+            if not words:
+                raise RegistryError(f"mitigation {name!r}: it names no program, as in {start}nice -n 19")
+            given = Mitigation(name, {}, "the command line")
+            return replace(given, launcher=words) if start == PREFIX else replace(given, beside=words)
         if "=" in name and name not in self._offers["mitigations"] and (inline := variable_from(name)) is not None:
             return inline
         found: Mitigation = self._get("mitigations", name)

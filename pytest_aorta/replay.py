@@ -232,7 +232,7 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
     if is_multi_node(elastic) and not hosts:
         raise ReplayError(f"this was a trial of several nodes; name their {elastic.nnodes[0]} hosts with --aorta-host")
     environment = request.environment
-    if any(REDACTED in word for word in (*environment.launcher, *environment.engine_options)):
+    if any(REDACTED in word for word in (*environment.launcher, *environment.engine_options, *environment.beside)):
         raise ReplayError(
             f"the command of environment {environment.name!r} holds a secret, which is not recorded; run the "
             f"trial with --aorta-environment {environment.name} instead"

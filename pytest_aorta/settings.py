@@ -253,8 +253,8 @@ OPTION = "config."
 #: What stands for collectors where a variable may stand.
 COLLECT = "collect"
 
-#: Beginning of the name of a mitigation that is a launcher prefix.
-PREFIX = "prefix:"
+#: Beginnings of the names of mitigations that are a launcher prefix, or a program that runs beside each trial.
+PREFIX, BESIDE = "prefix:", "beside:"
 
 
 def variations(value: Any) -> tuple[tuple[str, ...], ...]:

@@ -20,7 +20,7 @@ from pytest_aorta.cli.run import StopsAtDashes, run_pytest
 from pytest_aorta.common.texts import COMMIT_PREFIX, INLINE_PREFIX
 from pytest_aorta.probe.variables import has_secret
 from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
-from pytest_aorta.settings import BY_NAME, PREFIX, RequestError
+from pytest_aorta.settings import BESIDE, BY_NAME, PREFIX, RequestError
 
 #: A commit: its hash, its subject, and the files that it touches.
 Commit = tuple[str, str, list[str]]
@@ -174,10 +174,20 @@ def _requested(path: Path, but: Collection[str]) -> list[str]:
     return [*next(iter(found))]
 
 
-def conditions() -> dict[str, str]:
-    """Built-in conditions that may make a fault frequent: name -> mitigation, a variable or a launcher prefix."""
+def conditions(*, alone: bool = True) -> dict[str, str]:
+    """Built-in conditions that may make a fault frequent: name -> mitigation.
+
+    ``alone``: trials run one after the other, so that programs beside them load no other trial.
+    """
     cores = os.sched_getaffinity(0)
-    built_in = {
+    loop = f'{shlex.quote(sys.executable)} -c "while True: pass"'
+    loops = f"for core in {' '.join(map(str, cores))}; do {loop} & done; wait"
+    busy = f"stress-ng --cpu {len(cores)}" if shutil.which("stress-ng") else f"sh -c {shlex.quote(loops)}"
+    built_in = {"all cores busy": f"{BESIDE}{busy}"} if alone else {}
+    if alone and shutil.which("stress-ng"):
+        built_in["memory under pressure"] = f"{BESIDE}stress-ng --vm 1 --vm-bytes 90%"
+        built_in["scheduler and interrupts"] = f"{BESIDE}stress-ng --switch 2 --timer 2"
+    built_in |= {
         "one core": f"{PREFIX}taskset -c {min(cores)}",
         "low priority": f"{PREFIX}nice -n 19",
         "batch scheduling": f"{PREFIX}chrt -b 0",
@@ -208,8 +218,13 @@ def conditions() -> dict[str, str]:
     options_metavar="[OPTIONS]",
     epilog="A command follows --: amplify -- python train.py",
 )
-@click.option("--condition", multiple=True, metavar="SET", help="Instead of the built-in ones: a mitigation set, "
-              "NAME=VALUE, or prefix:WORDS for a launcher prefix (repeat).")  # fmt: skip
+@click.option(
+    "--condition",
+    multiple=True,
+    metavar="SET",
+    help="Instead of the built-in ones: a mitigation set, NAME=VALUE, prefix:WORDS for a launcher prefix, or "
+    "beside:WORDS for a program beside each trial (repeat).",
+)
 @_shared_options
 @click.pass_obj
 def amplify(command: list[str] | None, /, arguments: tuple[str, ...], **given: Any) -> None:
@@ -217,7 +232,8 @@ def amplify(command: list[str] | None, /, arguments: tuple[str, ...], **given: A
     runs the trials, with its options. Exit status 0: one was found, and fresh trials confirm it; 1: none within
     --max-trials; 4: wrong use.
     """
-    asked = {text: text for text in given["condition"]} or conditions()
+    alone = not any(word.startswith(("--aorta-slots", "-n")) for word in arguments)
+    asked = {text: text for text in given["condition"]} or conditions(alone=alone)
     words = [*arguments, "--aorta-mitigations=none", *(f"--aorta-mitigations={text}" for text in asked.values())]
     names = ["no condition", *asked]
     if command:

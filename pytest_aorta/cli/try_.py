@@ -34,7 +34,7 @@ from pytest_aorta.settings import Reader, RequestError, seconds, shown_command
 from pytest_aorta.triage.columns import bound_text
 from pytest_aorta.triage.draws import group_by_start, start_rate_below
 from pytest_aorta.triage.facts import judged_together
-from pytest_aorta.triage.power import smallest_fault
+from pytest_aorta.triage.power import FREQUENT, smallest_fault
 from pytest_aorta.triage.rates import rate_below, wilson
 from pytest_aorta.triage.reading import RecordedTrial, Results
 from pytest_aorta.trials.command_line import checked_command, command_words, files_in, launcher_in, program_not_found
@@ -659,6 +659,10 @@ def _measurement(look: _Look) -> tuple[list[str], list[str]]:
     longest = duration_text(math.ceil(min(limit, trials * cells * each_takes) / 60) * 60)
     end = "; the first fix ends it" if look.bad else "" if outcomes else "; a verdict ends it"
     lines.append(f"  At most {trials} trials of {counted(cells, 'cell')}, {longest}{end}.")
+    if look.bad and len(look.bad) < FREQUENT * len(look.trials):
+        own = shlex.join(_words({**look.options, **look.options_of_trials()}))
+        lines.append("  It is rare. This line looks for a condition that makes it frequent:")
+        lines.append(f"\n    pytest-aorta amplify {own} -- {look.command}\n")
     return arguments, lines
 
 

@@ -102,7 +102,8 @@ def _install(folder: Path, requirements: list[str], *, over: bool) -> str:
             own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
             ours = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
             # Not the folder alone: addsitedir also reads its .pth files, as those of editable packages.
-            (own / "ours.pth").write_text(f"import site; [site.addsitedir(each) for each in {[*ours]}]\n")
+            calls = "; ".join(f"site.addsitedir({each!r})" for each in ours)
+            (own / "ours.pth").write_text(f"import site; {calls}\n")
         (folder / "complete").touch()
     return problem
 

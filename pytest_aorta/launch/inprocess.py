@@ -57,6 +57,7 @@ def check_here(spec: TrialSpec) -> PreparedCell:
         ("is to be entered", environment.enter),
         ("has a venv", environment.venv),
         ("has a launcher", environment.launcher),
+        ("has a program beside it", environment.beside),
     )
     for what, given in needs:
         if given:

@@ -53,7 +53,7 @@ def request_of(
     workload, environment, execution = spec.workload, spec.environment, spec.execution
     requested = dict(vars(environment))
     del requested["env"]  # its variables are in the overlay
-    for name in ("launcher", "engine_options"):
+    for name in ("launcher", "engine_options", "beside"):
         line = " ".join(requested[name])
         redacted = redacted_command_line(line)
         requested[name] = list(requested[name]) if redacted == line else redacted.split(" ")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_aorta.common.texts import duration_text
+from pytest_aorta.triage.power import FREQUENT
 from pytest_aorta.triage.verdicts import NOT_CONFIRMED
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def next_steps(run: SessionRun, table: Table, stopped: str | None) -> Iterator[s
         overlays = {spec.cell: spec.overlay for spec in run.plan.trials} if is_line else {}
         base = overlays.get(best.comparison.baseline.cell, {}) if best.comparison is not None else {}
         if len(overlays.get(best.cell.key.cell, {}).items() - base.items()) > 1 and best.cell.environment == "local":
-            yield f"next: which part of it does it: {_minimize(run, names)}"
+            yield f"next: which part of it does it: {_search(run, 'minimize', names)}"
         return
     start, failed = table.associations.start, next((file for row in rows for file in _failed(run, row)), None)
     if failed is not None and start is not None and start.factor == "hash seed":
@@ -60,6 +61,8 @@ def next_steps(run: SessionRun, table: Table, stopped: str | None) -> Iterator[s
     is_answered = run.selection.stop.power or any(each.acts for each in table.factorials)
     undecided = [row for row in compared if row.verdict.kind == "undecided"]
     is_rare = not any(row.cell.failures for row in rows)
+    if is_line and failed is not None and 0 < (rows[0].cell.rate or 0) < FREQUENT:
+        yield f"next: which condition makes it frequent: {_search(run, 'amplify')}"
     if not is_line:
         yield f"next: {report}"
     elif is_rare and not table.settings.speed and not kinds & {"slower", "faster"}:
@@ -119,16 +122,16 @@ def _line(run: SessionRun, more: Sequence[str]) -> str:
     return shlex.join(["pytest", *kept, *more])
 
 
-def _minimize(run: SessionRun, names: str) -> str:
-    """The command that minimizes a set, without options that the search chooses itself."""
+def _search(run: SessionRun, *words_of_search: str) -> str:
+    """The command of a search, without options that it chooses itself."""
     kept, words = [], list(map(str, run.config.invocation_params.args))
     while words:
         word = words.pop(0)
-        if word.partition("=")[0] not in ("--aorta-mitigations", "--aorta-stop", "--aorta-trials"):
+        if word.partition("=")[0] not in ("--aorta-mitigations", "--aorta-stop", "--aorta-trials", "--aorta-vary"):
             kept += [word] if word not in _SWITCHES else []
         elif "=" not in word and words:
             words.pop(0)
-    return shlex.join(["pytest-aorta", "minimize", names, *kept])
+    return shlex.join(["pytest-aorta", *words_of_search, *kept])
 
 
 def _failed(run: SessionRun, row: Row) -> Iterator[str]:

@@ -229,11 +229,13 @@ class Explain:
     def conclusion(self) -> tuple[bool, str]:
         found, rest = self.result, self._request.rest
         first = found.tried[0]
-        good = f"{first.failures} of {first.trials} failed as on the good side"
+        good = f"{first.failures} of {first.trials} as on the good side"
         bad = f"{first.base_failures} of {first.base_trials} as on the bad side"
         if found.left is None:
             left = f"; {counted(len(rest), 'difference')} cannot be made here" if rest else ""
-            if not first.trials or not first.base_trials:
+            if first.failures * first.base_trials > 2 * first.base_failures * first.trials:
+                left = f"; are GOOD and BAD the wrong way round?{left}"
+            if first.answer == "did not run" or not first.trials or not first.base_trials:
                 return False, f"nothing to explain: no trial of one side came to its main work ({good}, {bad})"
             if first.failures and first.answer == "fails":
                 return False, f"the differences do not make it fail here: {good}, {bad}{left}"
@@ -246,10 +248,9 @@ class Explain:
         if found.unsure:
             unsure = part_name(found.unsure)
             return False, f"{names} turns it on; not decided whether {unsure} is needed (--aorta-trials)"
-        last = found.last
-        failures, trials = (
-            (last.failures, last.trials) if found.left != found.variables else (first.base_failures, first.base_trials)
-        )
+        failures, trials = first.base_failures, first.base_trials
+        if found.left != found.variables:
+            failures, trials = found.last.failures, found.last.trials
         texts = [self._texts[name] for name in found.left]
         changed = " and ".join(texts) if len(texts) <= 3 else names
         does = "turns it on" if len(found.left) == 1 else "turn it on, together"

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Literal
 
 from pytest_aorta.probe.variables import REDACTED
-from pytest_aorta.settings import COLLECT, OPTION, PREFIX
+from pytest_aorta.settings import BESIDE, COLLECT, OPTION, PREFIX
 from pytest_aorta.triage.draws import Start, group_by_start
 from pytest_aorta.triage.facts import (
     LOSSES,
@@ -329,7 +329,7 @@ def _effect(cell: CellStatistics, reference: CellStatistics, base: CellKey | Non
             is_same = value != REDACTED and without.get(name) == value
             named: Reason | None = "named by nothing that is loaded" if is_unnamed else None
             reasons[name] = "set to this value already" if is_same else named
-    others = COLLECT, PREFIX
+    others = COLLECT, PREFIX, BESIDE
     options = [
         {each for each in side.overlay if each[0].startswith(OPTION) or each[0] in others} for side in (own, theirs)
     ]

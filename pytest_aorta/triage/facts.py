@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
 from pytest_aorta.probe.variables import REDACTED
-from pytest_aorta.settings import COLLECT, OPTION, PREFIX
+from pytest_aorta.settings import BESIDE, COLLECT, OPTION, PREFIX
 from pytest_aorta.triage.signatures import Signature, bounded, on_one_line, signature_of
 from pytest_aorta.trials.losses import (
     did_not_run,
@@ -175,6 +175,7 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
         **{f"{OPTION}{name}": json.dumps(value, sort_keys=True) for name, value in options},
         COLLECT: "+".join(request.get("collect") or ()),
         PREFIX: " ".join(environment.get("launcher") or ()),
+        BESIDE: " ".join(environment.get("beside") or ()),
     }
     resolved = {name: env["env_vars"].get(name) for name in ambient} if saw_variables else {}
     # Redacted values cannot be compared.

@@ -16,6 +16,9 @@ from pytest_aorta.triage.verdicts import Row
 
 POWER = 0.9
 
+#: A fault that is rarer than this is worth a search for what makes it frequent.
+FREQUENT = 0.1
+
 #: A cell with at most this share of the baseline's rate leads, and gets so many times the trials before it ends.
 _LEADS, _MORE = 0.6, 4
 

@@ -114,7 +114,10 @@ class RequestedWorkload(_Part):
 
 
 class RequestedEnvironment(_Part):
-    """An environment without its variables, which are in the overlay; ``launcher`` is its prefix."""
+    """An environment without its variables, which are in the overlay.
+
+    ``launcher`` is its prefix, ``beside`` a program that ran beside the trial.
+    """
 
     name: str
     docker: str | None = None
@@ -126,6 +129,7 @@ class RequestedEnvironment(_Part):
     repository: str | None = None
     commit: str | None = None
     build: str = ""
+    beside: list[str] = Field(default_factory=list)
     source_package: str
 
 

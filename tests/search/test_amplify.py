@@ -110,6 +110,41 @@ def test_a_launcher_prefix_that_makes_a_command_fail_is_found(stage: Stage) -> N
     assert "second baseline" not in done.stdout.str()
 
 
+_LOOKS_BESIDE = """
+    import os, pathlib, time
+    def others():
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    yield (entry / "cmdline").read_bytes()
+                except OSError:
+                    pass
+    for _ in range(200):
+        if any(b"the-load" in each for each in others()):
+            raise SystemExit("it is there")
+        time.sleep(0.01 if os.environ.get("EXPECT") else 0)
+"""
+
+
+def test_a_program_runs_beside_the_trials_of_a_condition_and_of_no_other_one(stage: Stage) -> None:
+    stage.write(train=_LOOKS_BESIDE)
+    load = 'beside:sh -c "sleep 1000 & sleep 1000; : the-load"'
+    done = stage.aorta("amplify", "--condition", load, "--", sys.executable, "train.py")
+    assert done.ret == 0, text(done)
+    done.stdout.fnmatch_lines(["*it fails more often: * against 0 of * without it, in fresh trials (p = *); *"])
+    assert not [process for process in stage.processes() if "sleep" in " ".join(process.cmdline())]
+
+
+def test_a_program_beside_a_trial_that_ends_by_itself_is_said(stage: Stage) -> None:
+    done = stage.run("--aorta-command", "sleep 0.3", "--aorta-mitigations", "beside:false")
+    done.assert_outcomes(passed=1, warnings=1)
+    assert "the program beside the trial, false, ended before it, with exit code 1" in text(done)
+    done = stage.run("--aorta-command", "true", "--aorta-mitigations", "beside:true", "--aorta-slots", "2")
+    assert "mitigation beside:true: trials of other slots would feel it, too; use one slot" in text(done)
+    done = stage.run("--aorta-command", "true", "--aorta-mitigations", "beside:no-such-program")
+    assert "the program beside the trial, no-such-program, is not on PATH" in text(done)
+
+
 def test_every_condition_of_ours_starts_a_command(stage: Stage) -> None:
     found = conditions()
     assert {"one core", "low priority", "freed memory overwritten"} <= set(found)
@@ -125,4 +160,4 @@ def test_what_cannot_be_is_refused(stage: Stage) -> None:
     assert "unknown mitigation 'nothing'" in text(done)
     done = stage.aorta("amplify", "--condition", "prefix:", "--", "true")
     assert done.ret == 4
-    assert "mitigation 'prefix:': it names no program, as in prefix:taskset -c 0" in text(done)
+    assert "mitigation 'prefix:': it names no program, as in prefix:nice -n 19" in text(done)

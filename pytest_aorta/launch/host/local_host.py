@@ -12,6 +12,7 @@ from pytest_aorta.collectors.contract import load
 from pytest_aorta.launch.environment import PreparedCell
 from pytest_aorta.launch.host import collecting
 from pytest_aorta.launch.host.allocation import Allocator
+from pytest_aorta.launch.host.beside import RunningBeside
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.folders import SharedFolder, TemporaryFolders
 from pytest_aorta.launch.host.supervisor import BEHIND, Supervisor
@@ -83,29 +84,35 @@ class LocalHost:
                     if here.cwd not in self._shared:
                         self._shared[here.cwd] = SharedFolder(here.cwd, here.results)
                     shared = self._shared[here.cwd]
-            trial.start()
-            for text in self.zygotes.take_warnings():
-                job.warn(text)
-            listing = None if trial.cell is None else trial.cell.info.packages
-            if listing is not None and listing["digest"] not in self._listed:
-                self._listed.add(listing["digest"])
-                job.on_packages(listing)
-            phases: tuple[Literal["setup", "run"], ...] = ("setup", "run")
-            for phase in phases:
-                trial.wait(phase)
-                environment, env = spec.environment, trial.seen.env
-                if env is not None and environment.kind != "local" and environment.name not in self._warned:
-                    wrong = warning_of(environment, check_claims(environment, env))
-                    if wrong is not None:
-                        self._warned.add(environment.name)
-                        job.warn(wrong)
-                job.phase_ended(phase, trial.seen.failed_in(phase))
-            record = trial.finish()
-            if shared is not None and (warning := shared.warning()) is not None:
-                record = record.model_copy(update={"warnings": [*record.warnings, warning]})
+            with RunningBeside(spec.environment.beside) as beside:
+                record = self._watched(job, trial)
+            warnings = [beside.problem, None if shared is None else shared.warning()]
+            if any(warnings):
+                record = record.model_copy(update={"warnings": [*record.warnings, *filter(None, warnings)]})
             if trial.stuck:
                 self.allocator.quarantine(allocation, trial.stuck)
         return record
+
+    def _watched(self, job: TrialJob, trial: Supervisor) -> TrialResult:
+        """Start the trial, tell the job of its phases, and wait for its end."""
+        trial.start()
+        for text in self.zygotes.take_warnings():
+            job.warn(text)
+        listing = None if trial.cell is None else trial.cell.info.packages
+        if listing is not None and listing["digest"] not in self._listed:
+            self._listed.add(listing["digest"])
+            job.on_packages(listing)
+        phases: tuple[Literal["setup", "run"], ...] = ("setup", "run")
+        for phase in phases:
+            trial.wait(phase)
+            environment, env = job.spec.environment, trial.seen.env
+            if env is not None and environment.kind != "local" and environment.name not in self._warned:
+                wrong = warning_of(environment, check_claims(environment, env))
+                if wrong is not None:
+                    self._warned.add(environment.name)
+                    job.warn(wrong)
+            job.phase_ended(phase, trial.seen.failed_in(phase))
+        return trial.finish()
 
     def close(self) -> None:
         self.zygotes.close()
