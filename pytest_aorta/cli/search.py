@@ -82,6 +82,9 @@ class _Search(StopsAtDashes):
     show_default=True,
     help="Probability at which a change is taken for found.",
 )
+@click.option(
+    "--speed", is_flag=True, help="Which change makes it slower, or faster: by step times, else whole trials."
+)
 @click.option("--prior-path", multiple=True, metavar="GLOB=WEIGHT", help="Commits that touch such a file are likelier.")
 @click.option("--prior-text", multiple=True, metavar="REGEX=WEIGHT", help="Commits with such a subject are likelier.")
 @_shared_options
@@ -99,7 +102,10 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
         if axis != "commits" and given[name]:
             raise RequestError(f"bisect: --{name.replace('_', '-')} belongs to --commits, not to --{axis}")
     request: dict[str, Any] = {"confidence": given["confidence"], "signature": given["signature"]}
+    request["speed"] = given["speed"]
     words = list(arguments)
+    if given["speed"] and given["signature"]:
+        raise RequestError("bisect: --speed and --signature: use one of them; failed trials have no speed")
     if has_secret(given["build"] or ""):
         raise RequestError("bisect: --build may hold a secret, and records name it; read it from a variable there")
     if axis == "commits":

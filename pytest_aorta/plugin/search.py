@@ -200,6 +200,7 @@ def _bisection(plan: Plan, run: SessionRun, first: TrialSpec) -> tuple[Search, C
         confidence=request.confidence,
         weights=request.weights or None,
         signature=request.signature,
+        speed=request.speed,
     )
     return search, _trial_of_cell(cells)
 
@@ -209,7 +210,8 @@ def _amplification(plan: Plan, run: SessionRun, first: TrialSpec) -> tuple[Searc
     assert request is not None
     cells = sorted(plan.cells[first.workload.name].values(), key=lambda spec: spec.mitigation_index)
     most, slots = run.selection.max_trials, run.selection.resources.total_slots
-    return Amplify(request.names, most, slots, signature=request.signature), _trial_of_cell(cells)
+    sets = [",".join(spec.mitigations) for spec in cells]
+    return Amplify(request.names, most, slots, signature=request.signature, sets=sets), _trial_of_cell(cells)
 
 
 def _explanation(plan: Plan, run: SessionRun, first: TrialSpec) -> tuple[Search, Callable[[Wanted], TrialSpec]]:

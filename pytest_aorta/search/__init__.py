@@ -55,12 +55,14 @@ class BisectRequest:
     Attributes:
         confidence: probability at which a change is taken for found.
         signature: only failures whose text contains it count.
+        speed: slow trials count, not failed ones.
         titles: of each position, what to say beside its name, such as the subject of a commit; or empty.
         weights: how likely each position is before any trial; empty where all are alike.
     """
 
     confidence: float = 0.95
     signature: str = ""
+    speed: bool = False
     titles: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
 

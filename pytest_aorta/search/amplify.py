@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from pytest_aorta.common.texts import counted
 from pytest_aorta.search import Steps
 from pytest_aorta.search.arms import Arms, Confirmation
+from pytest_aorta.triage.power import trials_needed
 from pytest_aorta.triage.searches import SearchReport, SearchRow
 
 #: A condition is tried with fresh pairs where it fails so many times as often as without, with this probability, and
@@ -60,9 +62,19 @@ class Amplify:
         most: trials in all.
         at_once: how many trials may run side by side.
         signature: only failures whose text contains it count.
+        sets: the mitigation set of each condition, for what to do next.
     """
 
-    def __init__(self, conditions: Sequence[str], most: int, at_once: int = 1, *, signature: str = "") -> None:
+    def __init__(
+        self,
+        conditions: Sequence[str],
+        most: int,
+        at_once: int = 1,
+        *,
+        signature: str = "",
+        sets: Sequence[str] = (),
+    ) -> None:
+        self._sets = sets
         arms = self._arms = Arms(len(conditions), most, at_once, signature)
         self.result = Amplified(tuple(conditions), None, arms.failures, arms.trials, arms.ways)
         self._signature = signature
@@ -153,4 +165,20 @@ class Amplify:
             way = max(result.ways[at], key=lambda each: result.ways[at][each], default="")
             cells = result.conditions[at], f"{failures} of {trials}" if trials else "did not run", way
             rows.append(SearchRow(cells, failures, trials, at == result.found))
-        return SearchReport(*self.conclusion(), ("condition", "failed", "most frequent way"), tuple(rows))
+        head = "condition", "failed", "most frequent way"
+        return SearchReport(*self.conclusion(), head, tuple(rows), tuple(self._next()))
+
+    def _next(self) -> Iterator[str]:
+        """What the condition saves, and how it is the baseline of mitigations."""
+        found, seen = self.result.found, self.result.confirmed
+        if found is None:
+            return
+        rates = [(failures + 0.5) / (seen.pairs + 1) for failures in (seen.base_failures, seen.failures)]
+        before, now = (trials_needed(rate) for rate in rates)
+        if now is not None:
+            many = "over 2,000" if before is None else f"about {before:,}"
+            yield f"to show a cure takes about {now:,} trials of each cell with it, {many} without"
+        if self._sets:
+            base, other = (shlex.quote(self._sets[found] + more) for more in ("", ",MITIGATION"))
+            words = f"--aorta-mitigations {base} --aorta-mitigations {other} --aorta-baseline {base}"
+            yield f"next: mitigations under it: {words}"

@@ -43,6 +43,15 @@ class Confirmation:
         return f"{self.failures} of {self.pairs} against {self.base_failures} of {self.pairs}"
 
 
+def slowness(facts: TrialFacts) -> float | None:
+    """Milliseconds of a step (the median), or of the whole trial where it has no steps; ``None`` if it has failed."""
+    if facts.is_failure or not facts.is_counted:
+        return None
+    if facts.steps is not None:
+        return facts.steps.median_ms
+    return None if facts.wall_sec is None else 1000 * facts.wall_sec
+
+
 class Arms:
     """``number`` arms, of which ``most`` trials in all may run, ``at_once`` side by side.
 
@@ -52,6 +61,8 @@ class Arms:
         unable: arms that cannot run, and what became of their trials.
         started: trials of all arms.
         confirmation: of the last attempt.
+        slow_above: where it is a number, trials count as failed that are slower, see ``slowness``, and those that have
+            failed do not count.
     """
 
     def __init__(self, number: int, most: int, at_once: int = 1, signature: str = "") -> None:
@@ -60,6 +71,7 @@ class Arms:
         self.unable: dict[int, str] = {}
         self.started = 0
         self.confirmation = Confirmation()
+        self.slow_above: float | None = None
         self.most, self.at_once = most, at_once
         self._signature = signature
         self._asked, self._silent = [0] * number, [0] * number
@@ -78,27 +90,38 @@ class Arms:
 
         Failures in another way than ``signature`` are passes.
         """
-        wanted = []
-        for arm in arms:
-            wanted.append(Wanted(arm, self._asked[arm]))
-            self._asked[arm] += 1
-        self.started += len(wanted)
+        wanted = self._wanted(arms)
         ends: list[bool | None] = []
         for arm, facts in zip(arms, (yield wanted), strict=True):
             way = "" if facts.signature is None else facts.signature.text
-            if not facts.is_counted:
+            slow = None if self.slow_above is None else slowness(facts)
+            if not facts.is_counted or (self.slow_above is not None and slow is None):
                 ends.append(None)
                 self._silent[arm] += 1
                 if self._silent[arm] >= _NOT_RUN and not self.trials[arm]:
                     self.unable[arm] = one_line(way or facts.outcome)[:200]
                 continue
             has_failed = facts.is_failure and self._signature in way
+            if self.slow_above is not None and slow is not None:
+                has_failed, way = slow > self.slow_above, "slow"
             ends.append(has_failed)
             self.trials[arm] += 1
             self.failures[arm] += has_failed
             if has_failed:
                 self.ways[arm][way] += 1
         return ends
+
+    def times(self, arms: Sequence[int]) -> Generator[list[Wanted], list[TrialFacts], list[float | None]]:
+        """The ``slowness`` of a trial of each of these, which count for nothing else."""
+        return [slowness(facts) for facts in (yield self._wanted(arms))]
+
+    def _wanted(self, arms: Sequence[int]) -> list[Wanted]:
+        wanted = []
+        for arm in arms:
+            wanted.append(Wanted(arm, self._asked[arm]))
+            self._asked[arm] += 1
+        self.started += len(wanted)
+        return wanted
 
     def confirm(self, base: int, arm: int, *, is_more: bool, goes_on: Callable[[], bool]) -> Confirms:
         """Whether fresh pairs of trials, by turns, show that an arm fails more often than another (or less often).

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import sqrt
+from statistics import median
 from typing import Any, Literal
 
 from pytest_aorta.common.texts import counted
-from pytest_aorta.search import Steps
+from pytest_aorta.search import Steps, Wanted
 from pytest_aorta.search.arms import Arms, Confirmation
 from pytest_aorta.search.posterior import ChangePoint
+from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.searches import SearchReport, SearchRow
+
+#: Trials of each end that say what is slow.
+_OF_EACH_END = 5
 
 #: A second change is said where it is likelier than one or none.
 _LIKELIER = 0.5
@@ -74,6 +80,7 @@ class Bisect:
         confidence: probability at which a change is taken for found.
         weights: how likely each position is before any trial.
         signature: only failures whose text contains it count; others are passes.
+        speed: slow trials count, not failed ones: slower than the mean of the medians of both ends, of a few trials.
     """
 
     def __init__(
@@ -85,7 +92,9 @@ class Bisect:
         confidence: float = 0.95,
         weights: Sequence[float] | None = None,
         signature: str = "",
+        speed: bool = False,
     ) -> None:
+        self._speed = speed
         self._arms = Arms(len(positions), most, at_once, signature)
         self.result = Bisection(
             tuple(positions),
@@ -97,6 +106,8 @@ class Bisect:
 
     def steps(self) -> Steps:
         result, arms = self.result, self._arms
+        if self._speed and not (yield from self._calibrate()):
+            return
         while arms.left:
             chances = self._by_place()
             place = max(chances, key=lambda each: chances[each])
@@ -126,6 +137,17 @@ class Bisect:
                 return
             else:
                 yield from arms.run(self._choose())
+
+    def _calibrate(self) -> Generator[list[Wanted], list[TrialFacts], bool]:
+        """Find out what counts as slow, between the two ends; whether both have a time."""
+        times: tuple[list[float], list[float]] = [], []
+        ends = 0, len(self.result.positions) - 1
+        for _ in range(_OF_EACH_END):
+            for side, each in zip(times, (yield from self._arms.times(ends)), strict=True):
+                side += [each] if each is not None else []
+        if all(times):
+            self._arms.slow_above = sqrt(median(times[0]) * median(times[1]))
+        return all(times)
 
     def _is_likely(self, place: tuple[int, int]) -> bool:
         """Whether a change there is still half as likely as it has to be."""
@@ -167,8 +189,11 @@ class Bisect:
     def conclusion(self) -> tuple[bool, str]:
         result, names = self.result, self.result.positions
         total = counted(self._arms.started, "trial")
+        if self._speed and self._arms.slow_above is None:
+            return False, f"nothing to bisect: {names[0]} or {names[-1]} has no step time, nor that of a whole trial"
         if result.end == "no change":
-            seen = f"{sum(result.failures)} of {sum(result.trials)} trials failed"
+            what = f"were slower than {self._limit}" if self._speed else "failed"
+            seen = f"{sum(result.failures)} of {sum(result.trials)} trials {what}"
             return False, f"no change from {names[0]} to {names[-1]}: {seen} (probability {result.probability:.0%})"
         if result.end == "two changes":
             places = f"{names[result.first]} and {names[result.second]}"
@@ -187,13 +212,22 @@ class Bisect:
             where = f"one of {', '.join((*between, where))} (the others cannot run)"
         rate_before, rate_after = result.rates()
         does = "fails more often" if rate_after > rate_before else "fails less often"
+        what = "failed"
+        if self._speed:
+            does = "is slower" if rate_after > rate_before else "is faster"
+            what = f"took longer than {self._limit}"
         text = (
-            f"from {where} on it {does}: {after} failed, {before} before it (probability {percent(result.probability)})"
+            f"from {where} on it {does}: {after} {what}, {before} before it (probability {percent(result.probability)})"
         )
         beside = f"{result.confirmed.text} of {names[result.last]}"
         if result.end == "not confirmed":
             return False, f"{text}; fresh trials have not confirmed it in {total}: {beside}"
         return True, f"{text}; fresh trials confirm it: {beside} (p = {result.confirmed.p:.2g})"
+
+    @property
+    def _limit(self) -> str:
+        """``12.3 ms``."""
+        return f"{self._arms.slow_above or 0:.3g} ms"
 
     def _likely(self) -> list[tuple[str, float]]:
         names = self.result.positions
@@ -217,5 +251,5 @@ class Bisect:
                 rows.append(SearchRow(cells, failures, trials, is_found and position == result.first))
         untried = len(result.positions) - len(rows)
         notes = [f"{counted(untried, 'position')} needed no trial"] * bool(untried)
-        head = "position", "failed", "probability of a change here"
+        head = "position", f"over {self._limit}" if self._speed else "failed", "probability of a change here"
         return SearchReport(is_found, sentence, head, tuple(rows), tuple(notes))

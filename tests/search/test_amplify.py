@@ -103,6 +103,8 @@ def test_a_launcher_prefix_that_makes_a_command_fail_is_found(stage: Stage) -> N
             "(p = *); *",
             "condition * failed * most frequent way",
             f"prefix:taskset -c {core} * of * exit code 1: lost update",
+            "to show a cure takes about * trials of each cell with it, * without",
+            f"next: mitigations under it: --aorta-mitigations 'prefix:taskset -c {core}' * --aorta-baseline *",
         ]
     )
     (file,) = stage.results.glob("amplify-*.json")

@@ -234,3 +234,42 @@ def test_a_position_that_is_likelier_before_needs_fewer_trials() -> None:
         return sum(len(run(search, step(40, 0, 0.5), seed)[1]) for seed, search in enumerate(searches))
 
     assert number(weights) < 0.9 * number(None)
+
+
+@pytest.mark.parametrize("factor", [1.2, 0.8])
+def test_a_change_of_speed_is_found_by_times_and_not_by_failures(factor: float) -> None:
+    search = Bisect(positions(16), 2000, speed=True)
+    generator = np.random.default_rng(3)
+    steps = search.steps()
+    wanted = next(steps)
+    while True:
+        facts = []
+        for each in wanted:
+            time = float(generator.lognormal(0.0, 0.1)) * (factor if each.arm >= 9 else 1.0)
+            fails = generator.random() < (0.5 if each.arm >= 4 else 0.0)
+            facts.append(replace(FACTS, wall_sec=time, outcome="failed" if fails else "ok"))
+        try:
+            wanted = steps.send(facts)
+        except StopIteration:
+            break
+    assert (search.result.end, search.result.first) == ("change", 9)
+    does = "slower" if factor > 1 else "faster"
+    assert search.conclusion()[1].startswith(f"from p9 on it is {does}: ")
+    assert " took longer than " in search.conclusion()[1]
+    assert search.report().head[1].startswith("over ")
+
+
+def test_equal_speeds_are_no_change() -> None:
+    generator = np.random.default_rng(5)
+    named = 0
+    for _ in range(20):
+        search = Bisect(positions(8), 300, speed=True)
+        steps = search.steps()
+        wanted = next(steps)
+        while True:
+            try:
+                wanted = steps.send([replace(FACTS, wall_sec=float(generator.lognormal(0.0, 0.1))) for _ in wanted])
+            except StopIteration:
+                break
+        named += search.conclusion()[0]
+    assert named <= 2
