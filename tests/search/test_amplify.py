@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -135,6 +136,15 @@ def test_a_program_runs_beside_the_trials_of_a_condition_and_of_no_other_one(sta
     assert done.ret == 0, text(done)
     done.stdout.fnmatch_lines(["*it fails more often: * against 0 of * without it, in fresh trials (p = *); *"])
     assert not [process for process in stage.processes() if "sleep" in " ".join(process.cmdline())]
+
+
+def test_a_program_beside_a_trial_ends_with_pytest_even_if_that_is_killed(stage: Stage) -> None:
+    load = 'beside:sh -c "sleep 1000 & setsid sleep 1000; : the-load"'
+    process = stage.start("--aorta-command", "sleep 1000", "--aorta-mitigations", load)
+    stage.wait_until(lambda: sum("1000" in each.cmdline() for each in stage.processes()) >= 3)
+    os.kill(process.pid, signal.SIGKILL)
+    stage.finish(process)
+    stage.wait_until_alone()
 
 
 def test_a_program_beside_a_trial_that_ends_by_itself_is_said(stage: Stage) -> None:

@@ -36,10 +36,13 @@ class RunningBeside:
         self._guard = subprocess.Popen(
             [sys.executable, "-m", __name__, *self._words],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        if self._guard.stdout is not None:
+            self._guard.stdout.read()  # until the program is there
+            self._guard.stdout.close()
         return self
 
     def __exit__(
@@ -60,6 +63,7 @@ def main() -> None:
     program = subprocess.Popen(
         sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+    os.close(1)
     sys.stdin.buffer.read()
     status = program.poll()
 
