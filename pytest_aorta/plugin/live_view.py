@@ -55,9 +55,12 @@ def wanted_file(config: pytest.Config, environ: Mapping[str, str]) -> TextIO | N
 
 
 class TrialLines:
-    """The lines of the view: the run, its trials, and the cells that fail. Thread-safe."""
+    """The lines of the view: the run, its trials, and the cells that fail. Thread-safe.
 
-    def __init__(self) -> None:
+    ``most``: trials of a search, which nobody knows before; ``None`` for a plan.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
         from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Column
 
@@ -66,11 +69,10 @@ class TrialLines:
         def text(template: str, style: str = "none") -> TextColumn:
             return TextColumn(template, style, markup=False, table_column=line)
 
-        done, remaining = (
-            text("aorta: {task.completed:.0f}/{task.total:.0f} done{task.description}"),
-            TimeRemainingColumn(table_column=line),
-        )
-        times = text("eta"), remaining, text("elapsed"), TimeElapsedColumn(line)
+        of_all = "/{task.total:.0f} done" if most is None else f" trials, {most:,} at most"
+        done = text(f"aorta: {{task.completed:.0f}}{of_all}{{task.description}}")
+        remaining = (text("eta"), TimeRemainingColumn(table_column=line)) if most is None else ()
+        times = *remaining, text("elapsed"), TimeElapsedColumn(line)
         self._run = Progress(done, *times, speed_estimate_period=float("inf"))  # its only task has trials as steps
         self._run.add_task("", total=0)
         columns = text("  {task.fields[place]} "), text("{task.description} "), TimeElapsedColumn(line)
@@ -253,7 +255,9 @@ class LiveView:
         find: Callable[[str], tuple[SessionRun, TrialSpec, TrialPaths] | None],
     ) -> None:
         self._config, self._file, self._find = config, file, find
-        self._lines = TrialLines()
+        run = current_run(config)
+        searches = run is not None and run.selection.searches
+        self._lines = TrialLines(run.selection.max_trials if run is not None and searches else None)
         self._below: LinesBelow | None = LinesBelow(file, self._lines.draw, config.get_terminal_writer().hasmarkup)
         set_terminal_file(config, cast("TextIO", self._below))
         #: In an xdist controller: what runs the trial of an item, the trial, and its paths, by node id.

@@ -407,7 +407,9 @@ class Report:
         return facts
 
     def _sentences(self) -> list[str]:
-        """The conclusions of the table; without comparisons, the failure rates of cells."""
+        """What searches say; else the conclusions of the table; without comparisons, the failure rates of cells."""
+        if answers := [f"{name}: {said.sentence}" for name, said in searches_in(self.folder)]:
+            return [one_line(text, 600) for text in answers]
         said, rows = conclusions(self.table), self.table.rows
         for row in () if any(row.comparison is not None for row in rows) else rows[:_MOST_NAMES]:
             cell, what = row.cell, "no trial says anything about the workload."
