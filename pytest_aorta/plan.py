@@ -247,7 +247,9 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             **given("isolation", "launcher", "nproc", "seed", "preload", "cwd", "zygotes"),
             elastic=elastic_options(dict(values["elastic"] or ())),
         ),
-        limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
+        limits=Limits(
+            **given("timeout", "stall_timeout", "grace", "memory", "log_limit", "fail_on_nonfinite", "allow_nonfinite")
+        ),
         resources=Resources(
             **given("devices", slots=slots, own_cores=own_cores),
             hosts=hosts_of(values["host"] or (), "--aorta-host"),

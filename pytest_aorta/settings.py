@@ -419,7 +419,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "auto, a format, jsonl:F, tensorboard:D (repeat)",
             separator="\n",
         ),
-        Setting("fail-on-nonfinite", switch, "", "any NaN or infinite value fails a command"),
+        Setting("fail-on-nonfinite", switch, "", "a NaN or infinite metric fails a trial, any such value a command"),
         Setting("allow-nonfinite", name, "NAME", "this value may be NaN or infinite (repeat)", separator=";"),
         Setting("depends", name, "PATH", "a command's result depends on this file (repeat)", separator=";"),
         Setting("observe", choice("none", "exits", "full"), "HOW", "how a command is watched: none, exits, full"),

@@ -24,7 +24,7 @@ from pytest_aorta.launch.launch_mode import AS_TYPED, LaunchPlan, WorkloadArgume
 from pytest_aorta.registry import ENGINES, Engine, Environment
 from pytest_aorta.runtime.zygote import TAG_WORD, PrefixFacts, ZygoteSpec
 from pytest_aorta.trials.command_line import COMMAND_TARGET
-from pytest_aorta.trials.execution import TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.trials.execution import FINITE, TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.records import Free
 from pytest_aorta.trials.spec import ImposedCounts, Origin, Parts, TrialSpec, fingerprint_parts
@@ -126,7 +126,7 @@ def run_command(
 #: Variables that change from item to item.
 _NOT_INHERITED = (
     *("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"),
-    *(TRIAL_INDEX, TRIAL, TRIAL_DIR, TRIAL_SEED),  # of a trial that runs pytest
+    *(TRIAL_INDEX, TRIAL, TRIAL_DIR, TRIAL_SEED, FINITE),  # of a trial that runs pytest
 )
 
 

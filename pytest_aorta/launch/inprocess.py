@@ -217,7 +217,7 @@ class JobInProcess(TrialJob):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._place = make_place(self.spec.trial_index, self.folder, self._temporary, os.environ)
             command = is_command(self.spec.workload.target)
-            take_place(self._place.variables(self.spec.overlay, self._seed if command else None))
+            take_place(self._place.variables(self.spec.overlay, self.spec.limits, self._seed if command else None))
             if self.spec.execution.cwd == "fresh":
                 undo.callback(leave)
                 enter(str(self._place.files))

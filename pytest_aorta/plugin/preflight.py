@@ -162,7 +162,7 @@ def _check_options(config: pytest.Config, run: SessionRun) -> None:
     if selection.replays:
         check_results(selection, run.results, f"--aorta-results-dir {run.results}")
     elif not selection.commands and "command" not in selection.workloads:
-        for name in (*OUTPUT_OPTIONS, "depends", "observe"):
+        for name in (*set(OUTPUT_OPTIONS) - {"fail_on_nonfinite", "allow_nonfinite"}, "depends", "observe"):
             if getattr(config.option, f"aorta_{name}") is not None:
                 flag = f"--aorta-{name.replace('_', '-')}"
                 what = "" if name in ("depends", "observe") else "the output of "

@@ -17,7 +17,7 @@ from pytest_aorta.launch.launch_mode import AS_TYPED, FORKS
 from pytest_aorta.plan import SEARCHES
 from pytest_aorta.plugin.compat import terminal_width
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, Column, conclusions
-from pytest_aorta.triage.facts import LOSSES, CellKey
+from pytest_aorta.triage.facts import LOSSES, CellKey, warnings_in
 from pytest_aorta.triage.judging import VerdictKind
 from pytest_aorta.triage.matrix import MATRIX_MD
 from pytest_aorta.triage.power import smallest_fault, trials_needed
@@ -112,7 +112,7 @@ class TerminalSummary:
             cell.elsewhere += 1
             wrong = [f"{claim['claim']}: {claim['found']}" for claim in place["claims"] if claim["verified"] is False]
             cell.found_there = cell.found_there or "; ".join(wrong)
-        cell.warnings.update(set(result.get("warnings", ())))
+        cell.warnings.update(set(warnings_in(result)))
         beside, imposed, env = result.get("side_by_side"), result["imposed"], result["env"]
         if not beside:
             return

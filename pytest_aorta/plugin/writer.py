@@ -83,7 +83,9 @@ def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> li
         of_gates.update(own)
     others = session.testsfailed - excused
     if others > 0:
-        lines.append((f"{counted(others, 'failure')} that no gate judges: not of a trial, or infrastructure", ""))
+        lines.append(
+            (f"{counted(others, 'failure')} that no gate judges: not of a trial, of its cleanup, or infrastructure", "")
+        )
     elif excused and hold:
         lines.append((f"exit status 0: the gates judge {counted(excused, 'failed trial')}, and hold", ""))
     session.exitstatus = pytest.ExitCode.OK if hold and others <= 0 else pytest.ExitCode.TESTS_FAILED

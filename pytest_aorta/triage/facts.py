@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.settings import BESIDE, COLLECT, OPTION, PREFIX
 from pytest_aorta.triage.signatures import Signature, bounded, on_one_line, signature_of
@@ -319,6 +320,15 @@ class TrialFacts:
         return self.outcome in COUNTED
 
 
+def warnings_in(record: Mapping[str, Any]) -> list[str]:
+    """Those of the record, and what went wrong after the trial was ok, in its cleanup or at its exit."""
+    failure, warnings = record.get("failure") or {}, [*(record.get("warnings") or ())]
+    if record["exit_status"] != "ok" or not failure:
+        return warnings
+    what = ": ".join(filter(None, (failure.get("type"), one_line(failure.get("message") or ""))))
+    return [*warnings, f"{failure.get('phase')} failed after the trial was ok: {what}"]
+
+
 def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, str]] = ()) -> TrialFacts:
     """Read the facts from a record (``TrialResult.to_dict()``, or the content of a trial file).
 
@@ -375,7 +385,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         steps=steady_steps(step_times) if step_times and has_all_steps else None,
         started_at=record.get("started_at") or "",
         wall_sec=record.get("wall_clock_sec"),
-        warnings=tuple(record.get("warnings") or ()),
+        warnings=tuple(warnings_in(record)),
         exit_status=record["exit_status"],
         iterations=executed if executed is not None else result.get("total_iterations") or None,
         variables=watched_variables(record),

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from pytest_aorta.common.texts import ESCAPES, native_function, one_line
+from pytest_aorta.trials.records import CONTRADICTED
 from pytest_aorta.trials.tracebacks import HEADING, Frame, exceptions_in, failed_frames, native_frames, own_frames
 
 #: Characters of a line that are looked at.
@@ -463,6 +464,9 @@ def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, s
 def _details(result: Mapping[str, Any], host: str) -> str:
     for detail in result.get("failure_details") or ():
         if isinstance(detail, Mapping):
+            note = detail.get("note")
+            if isinstance(note, str) and note.startswith(CONTRADICTED):
+                return bounded(message_words(note.removeprefix(CONTRADICTED), host))
             words = {key: value for key, value in detail.items() if key not in _NOT_WHAT and isinstance(value, str)}
             texts = [message_words(words.pop(key), host) for key in _WHAT if key in words]
             texts += [message_words(f"{key} {value}", host) for key, value in words.items()]

@@ -235,6 +235,8 @@ class Limits:
         grace: seconds between SIGTERM and SIGKILL when it is ended.
         memory: bytes that each of its processes may allocate.
         log_limit: bytes that are kept of each of its logs.
+        fail_on_nonfinite: whether a result with a metric that is NaN or infinite fails it.
+        allow_nonfinite: names of metrics that may be so, also several with commas.
     """
 
     timeout: float | None = None
@@ -242,6 +244,8 @@ class Limits:
     grace: float = GRACE
     memory: int | None = None
     log_limit: int = LOG_LIMIT
+    fail_on_nonfinite: bool = False
+    allow_nonfinite: tuple[str, ...] = ()
 
 
 #: The trial's index in its cell, by two names.
@@ -249,6 +253,9 @@ TRIAL_INDEX, TRIAL = "AORTA_TRIAL_INDEX", "AORTA_TRIAL"
 
 #: A folder for files that belong to the trial's record.
 TRIAL_DIR = "AORTA_TRIAL_DIR"
+
+#: Set where a metric that is NaN or infinite fails the trial; it has the names of those that may be so, with commas.
+FINITE = "AORTA_FAIL_ON_NONFINITE"
 
 #: A seed for the program of a command, below 2**31.
 TRIAL_SEED = "AORTA_TRIAL_SEED"

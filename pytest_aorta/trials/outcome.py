@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.trials.records import (
+    CONTRADICTED,
     Attempt,
     Event,
     Failure,
@@ -20,6 +19,7 @@ from pytest_aorta.trials.records import (
     ResultRecord,
     Seeds,
 )
+from pytest_aorta.trials.workload import not_finite
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import ExitStatus
@@ -282,6 +282,9 @@ def after_step(seen: Observation) -> str:
 
 
 def unpassed_failure(result: ResultRecord) -> Failure:
+    notes = [str(detail.get("note")) for detail in result.failure_details]
+    if contradicted := [note for note in notes if note.startswith(CONTRADICTED)]:
+        return Failure("run", "result", contradicted[0])
     message = "run() returned passed=False"
     if result.failure_count:
         message += f", {result.failure_count} failure(s)"
@@ -365,34 +368,21 @@ def warnings_of(seen: Observation) -> list[str]:
 _DOUBTED = 3
 
 
-def _not_finite(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """The name and the first value of each metric that has one."""
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _not_finite(each, f"{name}.{key}" if name else key)
-    elif isinstance(value, list):
-        yield from islice((path for each in value for path in _not_finite(each, name)), 1)
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield name, value
-
-
 def doubts(result: ResultRecord) -> list[str]:
     if not result.passed:
         return []
     doubts = []
-    if (result.failure_count or 0) > 0:
-        doubts.append(f"failure_count={result.failure_count}")
     if result.main_work_started is False:
         doubts.append("main_work_started=False")
     configured, executed = result.configured_iterations or 0, result.executed_iterations
     if configured > 0 and (result.total_iterations if executed is None else executed) == 0:
         doubts.append(f"0 of {configured} iterations")
-    not_finite = list(_not_finite(result.metrics))
-    for name, value in not_finite[:_DOUBTED]:
-        doubts.append(f"{name} is {value}")
-    if len(not_finite) > _DOUBTED:
-        doubts.append(f"{len(not_finite)} metrics are not finite")
+    infinite = list(not_finite(result.metrics))
+    for name, value in infinite[:_DOUBTED]:
+        doubts.append(f"{name} is {value} (--aorta-fail-on-nonfinite fails such trials)")
+    if len(infinite) > _DOUBTED:
+        doubts.append(f"{len(infinite)} metrics are not finite")
     for name in result.output.get("detected", ()):
-        if name != "nan" or not not_finite:
+        if name != "nan" or not infinite:
             doubts.append(f"its output says {name} (--aorta-fail-on=@{name} fails such trials)")
     return list(map("passed=True, but {}".format, doubts))

@@ -108,6 +108,10 @@ FreeList = Annotated[list[dict[str, Any]], _FreeForm({"type": "array", "items": 
 Time = Annotated[float, _Strict()]
 
 
+#: How the note on a result begins that says ``passed=True``, and has not passed.
+CONTRADICTED = "run() returned passed=True, but "
+
+
 @dataclass(frozen=True, repr=False)
 class ResultRecord:
     """What the workload returned; of a distributed workload, what rank 0 returned. Times in ms and seconds.

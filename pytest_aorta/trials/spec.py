@@ -132,7 +132,18 @@ _ELSEWHERE = ("config", "mitigations", "trial")
 IMPORTED_LATER, IMPORTED_MODULES = "imported_later", "imported_modules"
 
 #: Parts that the request alone decides. A record of a trial whose cell was not prepared has no others.
-REQUESTED = ("workload", "environment", "overlay", "launcher", "isolation", "preload", "cwd", "memory", "elastic")
+REQUESTED = (
+    "workload",
+    "environment",
+    "overlay",
+    "launcher",
+    "isolation",
+    "preload",
+    "cwd",
+    "memory",
+    "finite",
+    "elastic",
+)
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -216,6 +227,7 @@ def fingerprint_parts(
         "cwd": None if execution.cwd == "here" else execution.cwd,
         "trial": spec.trial_index,
         "memory": spec.limits.memory,
+        "finite": [*spec.limits.allow_nonfinite, ""] if spec.limits.fail_on_nonfinite else None,
         "seed": spec.seed,
         "collect": list(spec.collect),
         "imposed": imposed,

@@ -9,12 +9,13 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
-from pytest_aorta.trials.records import Failure, ResultRecord
+from pytest_aorta.trials.execution import FINITE
+from pytest_aorta.trials.records import CONTRADICTED, Failure, ResultRecord
 
 LaunchMode = Literal["single_process", "distributed"]
 ResultScope = Literal["global", "rank_local"]
@@ -306,7 +307,32 @@ def read_result(result: object) -> ResultRecord:
         plain["metrics"] = {"value": plain["metrics"]}
     if isinstance(result, CommandResult):
         plain["output"] = result.output
+    elif passed and (why := _not_passed(plain)):
+        plain["passed"] = False
+        plain["failure_details"].append({"note": f"{CONTRADICTED}{why}"})
     return bounded(ResultRecord(**plain))
+
+
+def _not_passed(result: Mapping[str, Any]) -> str:
+    """Why a result with ``passed=True`` has not passed; empty where it has."""
+    if (result.get("failure_count") or 0) > 0:
+        return f"failure_count={result['failure_count']}"
+    if (allowed := os.environ.get(FINITE)) is not None:
+        for name, value in not_finite(result.get("metrics", {})):
+            if name not in allowed.split(","):
+                return f"{name} is {value} (--aorta-fail-on-nonfinite)"
+    return ""
+
+
+def not_finite(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """The name and the first value of each metric that has one that is NaN or infinite."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from not_finite(each, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        yield from islice((path for each in value for path in not_finite(each, name)), 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield name, value
 
 
 #: Fields whose values the record does not take as they come, and what they have to be.

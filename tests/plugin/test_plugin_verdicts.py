@@ -69,11 +69,10 @@ def verdicts(stage: Stage) -> Stage:
 
 
 def test_a_result_that_contradicts_its_passed_is_ok_and_named_in_record_table_and_warnings(verdicts: Stage) -> None:
-    names = ("Counts", "NotStarted", "Fine")
+    names = ("NotStarted", "Fine")
     result = verdicts.run_here("--aorta-trials", "2", *(f"verdicts.py::{name}" for name in names))
-    result.assert_outcomes(passed=6, warnings=6)
+    result.assert_outcomes(passed=4, warnings=4)
     doubts = {
-        "Counts": ["passed=True, but failure_count=3"],
         "NotStarted": ["passed=True, but main_work_started=False", "passed=True, but 0 of 10 iterations"],
         "Fine": [],
     }
@@ -82,6 +81,58 @@ def test_a_result_that_contradicts_its_passed_is_ok_and_named_in_record_table_an
         assert (trial["exit_status"], trial["result"]["passed"], trial["warnings"]) == ("ok", True, texts)
         for text in texts:
             result.stdout.fnmatch_lines([f"*PytestWarning: {text}", f"warning: {name} local-none: {text} (2 trials)"])
+
+
+def test_a_result_with_failures_fails_whatever_its_passed_is(verdicts: Stage) -> None:
+    result = verdicts.run_here("verdicts.py::Counts")
+    result.assert_outcomes(failed=1)
+    trial = verdicts.trial("Counts/trial_0.json")
+    message = "run() returned passed=True, but failure_count=3"
+    assert (trial["exit_status"], trial["failure"]["message"]) == ("workload_failed", message)
+    result.stdout.fnmatch_lines(["Counts local-none *", "*1x failure_count=*"])
+
+
+_AFTER = """
+class NanLoss:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self): return {"passed": True, "metrics": {"loss": float("nan")}}
+
+
+class NotCleaned(NanLoss):
+    def run(self): return {"passed": True}
+    def cleanup(self): raise RuntimeError("cannot close the store")
+"""
+
+
+def test_a_metric_that_is_nan_fails_a_class_where_that_is_asked_for(stage: Stage) -> None:
+    stage.write(after=_AFTER)
+    stage.register(nan_loss="after:NanLoss")
+    switch = ("--aorta-workload", "nan_loss", "--aorta-fail-on-nonfinite")
+    result = stage.run("--aorta-workload", "nan_loss")
+    result.assert_outcomes(passed=1, warnings=1)
+    text = "passed=True, but loss is nan (--aorta-fail-on-nonfinite fails such trials)"
+    result.stdout.fnmatch_lines([f"warning: nan_loss local-none: {text} (1 trial)"])
+    for isolation in ("auto", "spawn", "none"):
+        result = stage.run(*switch, "--aorta-isolation", isolation)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*1x loss is nan*"])
+    stage.run(*switch, "--aorta-allow-nonfinite", "loss").assert_outcomes(passed=1, warnings=1)
+
+
+def test_a_cleanup_that_fails_is_in_the_table_and_no_gate_excuses_it(stage: Stage) -> None:
+    stage.write(after=_AFTER)
+    stage.register(not_cleaned="after:NotCleaned")
+    result = stage.run("--aorta-workload", "not_cleaned", "--aorta-gate", "failures<=1")
+    result.assert_outcomes(passed=1, errors=1)
+    assert result.ret == 1
+    what = "cleanup failed after the trial was ok: RuntimeError: cannot close the store"
+    result.stdout.fnmatch_lines(
+        [
+            f"warning: not_cleaned local-none: {what} (1 trial)",
+            "1 failure that no gate judges: not of a trial, of its cleanup, or infrastructure",
+        ]
+    )
 
 
 def test_a_verdict_that_is_no_bool_fails_the_trial(verdicts: Stage) -> None:

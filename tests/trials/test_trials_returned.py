@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from pytest_aorta import WorkloadResult
 from pytest_aorta.trials.lifecycle import Lifecycle
-from pytest_aorta.trials.outcome import Observation, conclude
+from pytest_aorta.trials.outcome import Observation, conclude, unpassed_failure
 from pytest_aorta.trials.records import ResultRecord, to_json
 from pytest_aorta.trials.workload import read_result
 
@@ -63,7 +63,7 @@ class Duck:
         (Foreign(False, {"a": 1}), {"passed": False, "metrics": {"a": 1}}),
         ({"passed": True, "total_iterations": 3, "extra": 4}, {"passed": True, "total_iterations": 3}),
         (SimpleNamespace(passed=torch.tensor(False)), {"passed": False}),
-        (Duck(), {"passed": True, "failure_count": 2}),
+        (Duck(), {"passed": False, "failure_count": 2}),
         (Duck, {"passed": True}),
     ],
     ids=["WorkloadResult", "dataclass", "dict", "tensor", "object", "class"],
@@ -166,6 +166,34 @@ def test_a_field_of_the_wrong_type_costs_that_field_and_is_noted(field: str, val
     assert plain.passed
 
 
+def test_a_result_that_has_failures_has_not_passed() -> None:
+    record = read_result({"passed": True, "failure_count": 3})
+    assert not record.passed
+    assert unpassed_failure(record).message == "run() returned passed=True, but failure_count=3"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "metrics", "why"),
+    [
+        (None, {"loss": math.nan}, ""),
+        ("", {"loss": 0.5}, ""),
+        ("", {"loss": math.nan}, "loss is nan"),
+        ("", {"by": {"rank": [0.1, math.inf]}}, "by.rank is inf"),
+        ("best,loss", {"loss": math.nan, "best": math.inf}, ""),
+    ],
+)
+def test_metrics_that_are_not_finite_fail_a_result_where_that_is_asked_for(
+    allowed: str | None, metrics: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if allowed is not None:
+        monkeypatch.setenv("AORTA_FAIL_ON_NONFINITE", allowed)
+    record = read_result({"passed": True, "metrics": metrics})
+    assert record.passed is not bool(why)
+    if why:
+        message = f"run() returned passed=True, but {why} (--aorta-fail-on-nonfinite)"
+        assert unpassed_failure(record).message == message
+
+
 _anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.builds(object),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3),
@@ -179,6 +207,6 @@ def test_whatever_the_fields_hold_there_is_a_record_of_it(result: dict[str, Any]
     record = read_result(result)
     checked = TypeAdapter(ResultRecord)
 
-    assert record.passed is result["passed"]
+    assert record.passed is (result["passed"] and not (record.failure_count or 0) > 0)
     read = checked.validate_python(json.loads(to_json(record)))
     json.dumps(checked.dump_python(read, mode="json"), allow_nan=False)

@@ -33,7 +33,7 @@ from pytest_aorta.runtime.resources.leases import (
     remove_dangling,
     sweep_folders,
 )
-from pytest_aorta.trials.execution import FILES, KEPT_DAYS, TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.trials.execution import FILES, FINITE, KEPT_DAYS, TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED, Limits
 from pytest_aorta.trials.seeding import command_seed
 
 #: Files that killed processes leave in TMPDIR: multiprocessing's folders of sockets, pipes of torch's agents.
@@ -153,11 +153,16 @@ class PrivateFolders:
     problem: str | None = None
     shared: bool = False
 
-    def variables(self, overlay: Iterable[str], seed: int | None = None) -> dict[str, str]:
-        """Variables that tell the trial its folders, except those in its ``overlay``; ``seed``: for a command."""
+    def variables(self, overlay: Iterable[str], limits: Limits, seed: int | None = None) -> dict[str, str]:
+        """Variables that tell the trial its folders and what its result may have, except those in its ``overlay``.
+
+        ``seed``: for a command.
+        """
         variables = {TRIAL_INDEX: str(self.index), TRIAL: str(self.index), TRIAL_DIR: str(self.files)}
         if seed is not None:
             variables[TRIAL_SEED] = str(command_seed(seed))
+        if limits.fail_on_nonfinite:
+            variables[FINITE] = ",".join(limits.allow_nonfinite)
         if self.tmp is not None:
             variables["TMPDIR"] = str(self.tmp)
         for name in variables.keys() & overlay:

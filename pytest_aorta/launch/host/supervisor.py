@@ -280,7 +280,7 @@ class Supervisor:
             "collect": list(self._collectors),
             "cwd": None if spec.execution.cwd == "here" else str(place.files),
             "place": {
-                **place.variables(spec.overlay, self._seed if is_command(spec.workload.target) else None),
+                **place.variables(spec.overlay, spec.limits, self._seed if is_command(spec.workload.target) else None),
                 **hashes,
                 **(variable(self._collectors, self._folder.absolute()) if self._collectors else {}),
             },
