@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -557,10 +558,16 @@ def _parse(path: Path) -> dict[str, object]:
 
 # Names
 
-#: What has names; entry points are in the groups ``aorta.workloads``, ...
+#: What has names; entry points are in the groups ``aorta.workloads``, ..., which AORTA reads as well, and in those of
+#: ``pytest_aorta``, which it does not.
 Kind = Literal["workloads", "mitigations", "environments", "collectors"]
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+_OWNERS: Final = "aorta", "pytest_aorta"
+
+#: Fields of an environment that AORTA knows; one that it does not know stops each of its runs.
+_FIELDS_OF_AORTA: Final = frozenset(("docker", "venv", "buck_target", "emulator", "mirage_profile", "env"))
 
 _UNKNOWN: Final[Mapping[Kind, type[RegistryError]]] = {
     "workloads": UnknownWorkloadError,
@@ -775,7 +782,7 @@ def _of_plugins() -> Iterator[_Offer]:
     for kind in KINDS:
         first: dict[str, object] = {}
         seen: set[tuple[str, str, str]] = set()
-        for entry in everything.select(group=f"aorta.{kind}"):
+        for entry in [each for owner in _OWNERS for each in everything.select(group=f"{owner}.{kind}")]:
             distribution = f"(without metadata: {entry.value})"
             with suppress(Exception):  # a folder without a METADATA file: what happens depends on the Python version
                 if entry.dist is not None and "Name" in (fields := entry.dist.metadata):
@@ -791,7 +798,7 @@ def _of_plugins() -> Iterator[_Offer]:
 
 def _load_plugin(kind: Kind, entry: metadata.EntryPoint, distribution: str, source: str) -> Any:
     """What an entry point offers; only mitigations and environments are imported."""
-    described = f"entry point {entry.name!r} of group 'aorta.{kind}' in {source}"
+    described = f"entry point {entry.name!r} of group {entry.group!r} in {source}"
     match = _TARGET.match(entry.value)
     if match is None or not match["attribute"]:
         raise RegistryError(f"{described} does not have the form module:attribute")
@@ -805,5 +812,9 @@ def _load_plugin(kind: Kind, entry: metadata.EntryPoint, distribution: str, sour
     # Not only Exception: a module that calls sys.exit() or pytest.skip() while it is imported must not end the run.
     except BaseException as error:
         raise RegistryError(f"{described} cannot be loaded: {one_line_of(error)}") from error
+    if entry.group == "aorta.environments" and isinstance(payload, Mapping):
+        if own := [str(key) for key in payload if key not in _FIELDS_OF_AORTA]:
+            why = f"AORTA does not know its field {own[0]!r}, and ends each run with 'invalid keys'"
+            warnings.warn(f"{described}: {why}; offer it in the group 'pytest_aorta.environments'", stacklevel=2)
     read = mitigation_from if kind == "mitigations" else environment_from
     return read(payload, name=entry.name, source_package=distribution, where=f"{kind[:-1]} {entry.name!r} of {source}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
@@ -216,3 +217,21 @@ def test_a_name_that_cannot_be_typed_is_refused_with_its_source(
 
     with pytest.raises(RegistryError, match=rf"name .* from distribution 'acme' .* cannot be used: .*{reason}"):
         Registry.load()
+
+
+def test_fields_that_aorta_does_not_know_belong_into_a_group_of_our_own(offer: Callable[..., None]) -> None:
+    modules = {"acme_environments": "NIGHTLY = {'rocm': '7.0'}\nPLAIN = {'venv': '/opt/venv'}\n"}
+    theirs = {"nightly": "acme_environments:NIGHTLY", "plain": "acme_environments:PLAIN"}
+    offer(
+        "acme",
+        {"aorta.environments": theirs, "pytest_aorta.environments": {"ours": "acme_environments:NIGHTLY"}},
+        modules,
+    )
+    registry = Registry.load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert registry.environment("ours").rocm == "7.0"
+        assert registry.environment("plain").venv == "/opt/venv"
+    why = "AORTA does not know its field 'rocm'.*; offer it in the group 'pytest_aorta.environments'"
+    with pytest.warns(UserWarning, match=why):
+        assert registry.environment("nightly").rocm == "7.0"
