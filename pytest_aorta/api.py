@@ -101,6 +101,7 @@ def _several(value: Any) -> Sequence[Any]:
 
 #: Fields that are no setting, or take other values than the setting's text.
 _OWN_READERS: Mapping[str, valid.Reader] = {
+    "allow_nonfinite": lambda value: tuple(map(valid.name, _several(value))),
     "collect": lambda value: () if value in ((), []) else valid.names(value),
     "config_overrides": valid.options,
     "elastic": _elastic,

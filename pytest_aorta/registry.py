@@ -812,9 +812,9 @@ def _load_plugin(kind: Kind, entry: metadata.EntryPoint, distribution: str, sour
     # Not only Exception: a module that calls sys.exit() or pytest.skip() while it is imported must not end the run.
     except BaseException as error:
         raise RegistryError(f"{described} cannot be loaded: {one_line_of(error)}") from error
-    if entry.group == "aorta.environments" and isinstance(payload, Mapping):
-        if own := [str(key) for key in payload if key not in _FIELDS_OF_AORTA]:
-            why = f"AORTA does not know its field {own[0]!r}, and ends each run with 'invalid keys'"
-            warnings.warn(f"{described}: {why}; offer it in the group 'pytest_aorta.environments'", stacklevel=2)
+    read_by_aorta = payload if entry.group == "aorta.environments" and isinstance(payload, Mapping) else {}
+    if own := [str(key) for key in read_by_aorta if key not in _FIELDS_OF_AORTA]:
+        why = f"AORTA does not know its field {own[0]!r}, and ends each run with 'invalid keys'"
+        warnings.warn(f"{described}: {why}; offer it in the group 'pytest_aorta.environments'", stacklevel=2)
     read = mitigation_from if kind == "mitigations" else environment_from
     return read(payload, name=entry.name, source_package=distribution, where=f"{kind[:-1]} {entry.name!r} of {source}")

@@ -193,6 +193,56 @@ def imported_later(cls: type[Any], before: ModuleCount | None, known: Mapping[st
     return {path: digest for path, digest in imported.items() if path not in known}
 
 
+#: Files that say nothing of a workload's data: modules, and what belongs to a repository or an installation.
+_NO_DATA = re.compile(r"\.(?:py|pyc|so|pth|log)\Z|/(?:\.git|__pycache__|site-packages|dist-packages)/")
+
+#: Files that are noted, and bytes of them that are read for their digests.
+_MOST_FILES, _MOST_BYTES = 1000, 2**26
+
+
+class ReadBelow:
+    """The files below some folders that this process opens, and only reads, from now on.
+
+    Not those that native code opens by itself, or other processes.
+    """
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = tuple({f"{os.path.abspath(folder)}{os.sep}" for folder in folders} - {os.sep * 2})
+        self._read: dict[str, None] = {}
+        self._written: set[str] = set()
+        self._is_over = False
+        sys.addaudithook(self._note)  # for good
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or self._is_over:
+            return
+        try:
+            path, flags = os.path.abspath(os.fsdecode(arguments[0])), arguments[2] or 0
+            if not path.startswith(self._folders) or _NO_DATA.search(path) or len(self._read) >= _MOST_FILES:
+                return
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                self._written.add(path)
+            else:
+                self._read[path] = None
+        except Exception:  # what is raised here would be raised by the workload's own call
+            return
+
+    def digests(self) -> dict[str, str]:
+        """By their paths; nothing is noted any more."""
+        self._is_over = True
+        found: dict[str, str] = {}
+        left = _MOST_BYTES
+        for path in self._read:
+            if path in self._written or not os.path.isfile(path):
+                continue
+            left -= min(os.path.getsize(path), READ_AT_MOST)
+            if left < 0:
+                break
+            if (digest := file_digest(Path(path))) is not None:
+                found[path] = digest
+        return found
+
+
 def sources(names: Iterable[str], root: Path | None, own: str = "") -> dict[str, str]:
     """Digests of the source files of those modules ``names`` that no installed distribution provides.
 

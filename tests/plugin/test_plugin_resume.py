@@ -340,3 +340,43 @@ def test_a_declared_file_that_is_not_there_is_a_warning(reads: Stage) -> None:
     result = reads.run_here("--aorta-workload", "reads", "--aorta-trials", "2")
     result.assert_outcomes(passed=2, warnings=1)
     result.stdout.fnmatch_lines(["*data_files of reads names 'gold.txt', which is not there"])
+
+
+_OPENS = """
+import os
+from pathlib import Path
+
+class Opens:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        text = Path("data/tokens.txt").read_text()
+        with open("cache.bin", "w") as file:
+            file.write(str(os.getpid()))
+        with open("cache.bin") as file:
+            file.read()
+        open("/etc/hostname").close() if os.path.exists("/etc/hostname") else None
+        return {"passed": True, "metrics": {"length": len(text)}}
+"""
+
+
+@pytest.mark.parametrize("isolation", ["fork", "spawn"])
+def test_a_trial_depends_on_the_files_below_the_project_that_it_only_reads(stage: Stage, isolation: str) -> None:
+    stage.write(opens=_OPENS)
+    stage.register(opens="opens:Opens")
+    data = stage.path / "data" / "tokens.txt"
+    data.parent.mkdir()
+    data.write_text("abc")
+    words = ("--aorta-workload", "opens", "--aorta-resume", "-rs", "--aorta-isolation", isolation)
+    stage.run(*words).assert_outcomes(passed=1)
+    noted = stage.trial("opens/trial_0.json")["fingerprint_parts"]["imported_later"]
+    assert [Path(path).name for path in noted] == ["tokens.txt"]
+    before = contents(stage)
+    stage.run(*words).assert_outcomes(passed=1)
+    assert contents(stage) == before
+    data.write_text("abcd")
+    done = stage.run(*words)
+    done.assert_outcomes(passed=1)
+    assert contents(stage) != before
+    assert "tokens.txt changed" in done.stdout.str()
+    assert stage.trial("opens/trial_0.json")["result"]["metrics"] == {"length": 4}

@@ -40,12 +40,14 @@ from pytest_aorta.trials.installed import WatchedImports, imported_modules
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
     INSTALLED,
+    ReadBelow,
     TrialIsolation,
     describe,
     imported_later,
     load_class,
     resolve_config,
     set_arguments,
+    source_root,
     with_added,
 )
 from pytest_aorta.trials.records import Send
@@ -239,6 +241,10 @@ def run_workload(
         learner = LearnedImports(seeds, send)
     timed = TimedImports() if payload["mode"] != "single" and is_first else None
 
+    reads = None
+    if payload["target"] not in (COMMAND_TARGET, COMMAND_RANKS_TARGET, SCRIPT_TARGET) and is_first:
+        reads = ReadBelow(filter(None, (source_root(cls), None if payload["cwd"] else Path.cwd())))
+
     def before_setup() -> None:
         if getattr(cls, "launch_mode", None) != "distributed" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return
@@ -260,7 +266,7 @@ def run_workload(
         if watch is not None:
             watch.limit(payload["timeout"], payload["stall_timeout"], spent=time.monotonic() - began)
         later = imported_later(cls, None if _static is None else _static.modules, _sources)
-        later = {**_sources_in_advance, **later}
+        later = {**_sources_in_advance, **later, **({} if reads is None else reads.digests())}
         # Those of the process that only starts a command are not the command's.
         modules = [] if payload["target"] == COMMAND_TARGET else imported_modules()
         send({"type": "env_end", "end": collect_end(watch=watch), "sources": later, "modules": modules})

@@ -382,9 +382,12 @@ class Supervisor:
                 if before not in (None, state.world_size):
                     self._note(f"from attempt {state.attempt} on, {state.world_size} ranks instead of {before}")
                 before = state.world_size
+        here = job.inherited
+        results = None if here.results is None else Path(here.results)
+        if results is not None:  # what earlier trials have written decides nothing
+            own_files = seen.imported_later.items()
+            seen.imported_later = {path: text for path, text in own_files if not Path(path).is_relative_to(results)}
         if is_command(spec.workload.target) and self._place is not None:
-            here = job.inherited
-            results = None if here.results is None else Path(here.results)
             own = None if spec.execution.cwd == "here" else self._place.files
             opened = opened_files(self._folder, own, Path(here.cwd), results)
             if opened is not None:
