@@ -47,6 +47,8 @@ REFUSED = {
     "grace": (["-1", "nan"], "a number of seconds from 0, or a time such as 1m"),
     "memory": (["0", "8X"], "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
     "log-limit": (["-1", "x"], "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
+    "fail-on-nonfinite": (["maybe"], "true or false"),
+    "allow-nonfinite": (["", " "], "a name"),
     "preload": (["", "torch,", "1x"], "auto, none, or names of modules separated by commas, such as torch,numpy"),
     "zygotes": (["0", "two"], "a whole number of at least 1"),
     "cwd": (["there"], "one of here, fresh, copy"),
@@ -88,6 +90,8 @@ ODD: dict[str, list[Any]] = {
     "grace": [None, -0.1],
     "memory": [True, 0, 1.5e9, 2**63],
     "log-limit": [None, 0],
+    "fail-on-nonfinite": [None, 2],
+    "allow-nonfinite": [None, 3],
     "preload": [None, (), 3, ("torch", "")],
     "zygotes": [0, 1.5, True],
     "cwd": [None],
@@ -112,6 +116,7 @@ OF_PYTEST = {
     "minimize",
     "amplify",
     "bisect",
+    "explain",
     "build",
     "actions",
     "units",
@@ -122,7 +127,7 @@ OF_PYTEST = {
 
 #: Options of the workload ``command``, which a request has among ``config_overrides``.
 OF_COMMANDS = {
-    *("command", "fail-on", "pass-on", "skip-on", "metric", "metrics-from", "fail-on-nonfinite", "allow-nonfinite"),
+    *("command", "fail-on", "pass-on", "skip-on", "metric", "metrics-from"),
     "depends",
     "observe",
 }

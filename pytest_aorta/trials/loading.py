@@ -203,10 +203,12 @@ _MOST_FILES, _MOST_BYTES = 1000, 2**26
 class ReadBelow:
     """The files below some folders that this process opens, and only reads, from now on.
 
-    Not those that native code opens by itself, or other processes.
+    ``root`` is the folder of the workload. Not those that native code opens by itself, or other processes.
     """
 
-    def __init__(self, folders: Iterable[Path]) -> None:
+    def __init__(self, root: Path | None, *more: Path) -> None:
+        self._root = "" if root is None else f"{root}{os.sep}"
+        folders = [*more, *([] if root is None else [root])]
         self._folders = tuple({f"{os.path.abspath(folder)}{os.sep}" for folder in folders} - {os.sep * 2})
         self._read: dict[str, None] = {}
         self._written: set[str] = set()
@@ -228,7 +230,7 @@ class ReadBelow:
             return
 
     def digests(self) -> dict[str, str]:
-        """By their paths; nothing is noted any more."""
+        """By their paths, relative to the ``root`` in it, else absolute; nothing is noted any more."""
         self._is_over = True
         found: dict[str, str] = {}
         left = _MOST_BYTES
@@ -239,7 +241,7 @@ class ReadBelow:
             if left < 0:
                 break
             if (digest := file_digest(Path(path))) is not None:
-                found[path] = digest
+                found[path.removeprefix(self._root)] = digest
         return found
 
 

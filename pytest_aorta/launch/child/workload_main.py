@@ -243,7 +243,7 @@ def run_workload(
 
     reads = None
     if payload["target"] not in (COMMAND_TARGET, COMMAND_RANKS_TARGET, SCRIPT_TARGET) and is_first:
-        reads = ReadBelow(filter(None, (source_root(cls), None if payload["cwd"] else Path.cwd())))
+        reads = ReadBelow(source_root(cls), *([] if payload["cwd"] else [Path.cwd()]))
 
     def before_setup() -> None:
         if getattr(cls, "launch_mode", None) != "distributed" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
