@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -23,6 +24,8 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.command_line import command_words, tells_what_it_reads
 from pytest_aorta.trials.spec import IMPORTED_LATER, UNKNOWN, changed_files, differences, fingerprint, parts_of
 from pytest_aorta.workspace.trial_store import TrialStore, stamp
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import SlotEngine
@@ -133,6 +136,10 @@ class Runner:
             return [_OLD] if (record.started_at or "") < since else self._changes(spec, paths, record, timeout)
 
         record = self.store.kept(paths, changes)
+        if record is not None:
+            _log.info("%s: the earlier result is kept", spec.item_name)
+        elif why := self.store.not_kept.get(paths):
+            _log.info("%s: the earlier result is not kept: %s", spec.item_name, "; ".join(why))
         return None if record is None else TrialJob.of_earlier_run(spec, self.store.artifacts(paths), record)
 
     def _changes(self, spec: TrialSpec, paths: TrialPaths, record: TrialResult, timeout: float | None) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from pytest_aorta._version import __version__
+from pytest_aorta.common import log
 from pytest_aorta.common.texts import printable
 from pytest_aorta.settings import RequestError
 
@@ -89,6 +90,7 @@ class Commands(click.Group):
 
         warnings.showwarning = show  # type: ignore[assignment]
         try:
+            log.follow()
             return super().invoke(ctx)
         except RequestError as error:
             raise Refused(printable(str(error))) from None

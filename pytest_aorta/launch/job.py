@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +36,8 @@ from pytest_aorta.trials.records import Failure, Phase
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.seeding import hash_seed
 from pytest_aorta.trials.spec import TrialSpec
+
+_log = logging.getLogger(__name__)
 
 
 class HostLost(Exception):
@@ -175,7 +178,10 @@ class TrialJob:
             self.place = slot.name
             self.on_start(self)
             self.started = True
+            _log.info("%s takes %s", slot.name or "the slot", self.spec.item_name)
             self._settle(slot.host.run(self, slot.index))
+            status = None if self._result is None else self._result.exit_status
+            _log.info("%s is over: %s", self.spec.item_name, status)
         except HostLost as error:
             if self.started:
                 self._settle(error=error)
@@ -211,6 +217,7 @@ class TrialJob:
 
     def cancel(self, why: str) -> None:
         """Call what was registered with ``on_cancel``; once."""
+        _log.info("%s is cancelled: %s", self.spec.item_name, why)
         with contextlib.suppress(InvalidStateError):  # again
             self.cancelled.set_result(why)
 

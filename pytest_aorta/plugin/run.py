@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import pytest
 
+from pytest_aorta.common import log
 from pytest_aorta.plan import Plan, Selection, make_plan
 from pytest_aorta.plugin import NOT_EACH, STAMP, decisions_of_controller, is_controller, is_of_recipe, is_worker
 from pytest_aorta.plugin.compat import SkippedItem, general_timeout
 from pytest_aorta.plugin.options import read_selection
 from pytest_aorta.registry import Registry
 from pytest_aorta.runtime.resources.leases import UsedFolder, make_own
-from pytest_aorta.settings import SETTINGS, OptionError
+from pytest_aorta.settings import SETTINGS, RequestError
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.trial_runner import Runner
 from pytest_aorta.trials.execution import Resources
@@ -582,8 +583,9 @@ def run_of(config: pytest.Config) -> SessionRun:
         if decided.get("each"):
             raise pytest.UsageError(NOT_EACH)
         try:
+            log.follow()
             selection = read_selection(config)
-        except OptionError as error:
+        except RequestError as error:
             raise pytest.UsageError(str(error)) from None
         if selection.replays:
             for option in SETTINGS:

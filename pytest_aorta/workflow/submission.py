@@ -6,6 +6,7 @@ Every word of a script that is not the user's own shell text is quoted for the s
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import platform
@@ -37,6 +38,8 @@ from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions, no
 from pytest_aorta.workflow.schedulers import scheduler_of
 from pytest_aorta.workflow.slurm import Asked, TaskState
 from pytest_aorta.workspace.atomic import write_text
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -352,6 +355,7 @@ def submit(planned: PlannedJob, root: Path) -> Job:
     if ended is not None:
         job.tasks[0].state = ended
     job.save()
+    _log.info("job %s submitted to %s as %s", job.name, job.scheduler, job.number)
     return job
 
 

@@ -7,6 +7,7 @@ import datetime
 import glob
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -24,6 +25,8 @@ from pytest_aorta.trials.losses import is_lost, obstacle_of, shared_event
 from pytest_aorta.trials.spec import IMPORTED_MODULES
 from pytest_aorta.workspace.atomic import as_json, locked, remove_abandoned, staged_text, write_json
 from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
@@ -250,6 +253,7 @@ class TrialStore:
         self.number = number
         self.kind: PartKind = kind
         self.is_writer = not number
+        _log.info("store %s opened by run %s%s", results, stamp, ", with resume" if resume else "")
         self._begun = time.time()
         #: Trial files of this run, relative to the results directory, including failed writes.
         self.written: set[PurePosixPath] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,8 @@ from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.seeding import rank_hash_seed
+
+_log = logging.getLogger(__name__)
 
 #: Zygotes kept warm per slot.
 _WARM = 8
@@ -184,6 +187,7 @@ class CellZygote:
                 spec = replace(spec, environ={**missing, **spec.environ})
                 continue
             first.zygote, self._static = zygote, zygote.info.get("static")
+            _log.info("the first zygote of %s is ready, after %.2f s", workload.name, zygote.start_sec)
             self._plan.start_sec.append(zygote.start_sec)
             self._plan.start_cpu_sec = zygote.start_cpu_sec
             for path, digest in info.data_files.items():
@@ -305,6 +309,7 @@ class CellZygote:
                         self._note = f"{named}: its import in advance {why or culprit}"
         with self._zygotes.lock:
             if source.zygote is not zygote:
+                _log.info("zygote of %s is ready, after %.2f s", job.spec.workload.name, zygote.start_sec)
                 source.zygote = zygote
                 self._plan.start_sec.append(zygote.start_sec)
                 if modules:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
+import logging
 import math
 import os
 import shutil
@@ -54,6 +55,8 @@ from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, int
 from pytest_aorta.trials.records import prepare_events
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.seeding import random_seed
+
+_log = logging.getLogger(__name__)
 
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, as fallocate(2) has them
 
@@ -435,6 +438,9 @@ class Supervisor:
                 elif self._import_limit is not None:
                     seen.timeout = self._import_limit
                 self._deadline = self._stalls_at = math.inf
+                what = "no progress" if seen.stalled is not None else "the deadline has passed"
+                name, grace = self.spec.item_name, self.spec.limits.grace
+                _log.info("%s: %s in %s; SIGTERM, and SIGKILL after %g s", name, what, seen.phase, grace)
                 files.save_collectives()
                 task.kill(self.spec.limits.grace, self._rank_pids)
             else:
