@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.execution import Execution as Execution
     from pytest_aorta.trials.execution import Limits as Limits
     from pytest_aorta.trials.execution import Resources as Resources
+    from pytest_aorta.trials.result import Judgement as Judgement
+    from pytest_aorta.trials.result import ReportSection as ReportSection
     from pytest_aorta.trials.result import TrialResult as TrialResult
     from pytest_aorta.trials.workload import Workload as Workload
     from pytest_aorta.trials.workload import WorkloadResult as WorkloadResult
@@ -29,7 +31,9 @@ _HOMES = {
     "ElasticOptions": "trials.execution",
     "EnvSnapshot": "probe.collect",
     "Execution": "trials.execution",
+    "Judgement": "trials.result",
     "Limits": "trials.execution",
+    "ReportSection": "trials.result",
     "RequestError": "settings",
     "Resources": "trials.execution",
     "RunRequest": "api",

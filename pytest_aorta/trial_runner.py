@@ -60,13 +60,14 @@ class Runner:
         run: str | None = None,
         before_use: Callable[[], None] = lambda: None,
         on_start: Callable[[TrialJob, TrialPaths], object] = lambda job, paths: None,
+        on_result: Callable[[TrialJob, TrialResult], TrialResult] = lambda job, result: result,
     ) -> None:
         kind, number = process_rank(selection.execution.elastic, selection.resources.hosts)
         self.selection = selection
         self.store = TrialStore(results, run or stamp(), resume=selection.resume, number=number, kind=kind)
         self.plans: list[Plan] = []
         self._before_use = before_use
-        self._on_start = on_start
+        self._on_start, self._on_result = on_start, on_result
         #: Trials that were started in this run: a plugin may run one again, and then no earlier result stands for it.
         self._started: set[TrialPaths] = set()
         self._lock = threading.Lock()
@@ -185,7 +186,9 @@ class Runner:
 
             self.store.retire(paths)
             folder, workers = self.store.artifacts(paths), self.selection.resources.workers
-            return JobInProcess(spec, folder, self._temporary(), workers)
+            here = JobInProcess(spec, folder, self._temporary(), workers)
+            here.on_result = self._on_result
+            return here
 
         def begin(job: TrialJob) -> None:
             self.store.retire(paths)
@@ -197,6 +200,7 @@ class Runner:
             deadline,
             urgent=urgent,
             on_start=begin,
+            on_result=self._on_result,
             on_packages=self.store.write_packages,
             make_room=lambda: self._make_room(paths),
         )

@@ -32,6 +32,7 @@ from pytest_aorta.launch.launch_mode import (
 )
 from pytest_aorta.trials.execution import GRACE, ElasticOptions, Resources
 from pytest_aorta.trials.loading import ConfigError
+from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Seconds beyond the grace that trials have to end when the engine is closed.
@@ -281,6 +282,7 @@ class SlotEngine:
         *,
         urgent: bool = True,
         on_start: Callable[[TrialJob], object] = lambda trial: None,
+        on_result: Callable[[TrialJob, TrialResult], TrialResult] = lambda trial, result: result,
         on_packages: Callable[[dict[str, Any]], object] = lambda listing: None,
         make_room: Callable[[], bool] = lambda: True,
     ) -> TrialJob:
@@ -292,6 +294,7 @@ class SlotEngine:
             timeout: deadline in seconds that overrides the spec's.
             urgent: run it before jobs that are not urgent, because the caller waits for it.
             on_start: called just before it starts, with its ``place``.
+            on_result: makes another record of the one that it has ended with.
             on_packages: called with a list of the installed distributions that is new in this run.
             make_room: called before anything is put into the folder of a trial that could not start; whether it may be.
         """
@@ -309,6 +312,7 @@ class SlotEngine:
                 parts[node].host = node
         trial, *trial.others = parts
         trial.on_start, trial.on_packages, trial.make_room = on_start, on_packages, make_room
+        trial.on_result = on_result
         for job in parts:
             job.urgent = urgent
             self.pool.submit(job)

@@ -240,7 +240,7 @@ class JobInProcess(TrialJob):
                 artifacts = clear_place(self._place, self._temporary, failed=failed)
                 with contextlib.suppress(OSError):  # where the workload has left something
                     self.folder.rmdir()
-            self._result = build_record(
+            record = build_record(
                 self.spec,
                 self._seen,
                 self._prepared,
@@ -250,4 +250,5 @@ class JobInProcess(TrialJob):
                 side_by_side=self._side_by_side,
                 artifacts=artifacts,
             )
+            self._result = self.on_result(self, record)
         return self._result

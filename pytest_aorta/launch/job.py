@@ -85,6 +85,7 @@ class TrialJob:
         round: index of the trial in its cell.
         cancelled: why it was cancelled, once it was.
         on_start: called just before it starts.
+        on_result: makes another record of the one that it has ended with; not of an earlier run's.
         on_packages: called with the list of installed distributions, once for each host and list.
         make_room: called before anything is put into the folder of a trial that could not start; whether it may be.
     """
@@ -111,6 +112,7 @@ class TrialJob:
         self.round = 0
         self.cancelled: Future[str] = Future()
         self.on_start: Callable[[TrialJob], object] = lambda job: None
+        self.on_result: Callable[[TrialJob, TrialResult], TrialResult] = lambda job, result: result
         self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
         self.make_room: Callable[[], bool] = lambda: True
         self._queued_at = utc_now()
@@ -179,7 +181,7 @@ class TrialJob:
             self.on_start(self)
             self.started = True
             _log.info("%s takes %s", slot.name or "the slot", self.spec.item_name)
-            self._settle(slot.host.run(self, slot.index))
+            self._settle(self.on_result(self, slot.host.run(self, slot.index)))
             status = None if self._result is None else self._result.exit_status
             _log.info("%s is over: %s", self.spec.item_name, status)
         except HostLost as error:

@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 _PATIENCE = 60.0
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Other plugins may name them at once, so that pytest has to know them at its start."""
+    from pytest_aorta.plugin import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
 

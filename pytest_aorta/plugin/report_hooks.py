@@ -18,6 +18,7 @@ from pytest_aorta.plugin.failures import FoldedSummary
 from pytest_aorta.plugin.run import (
     NO_ITEM,
     WATCHER,
+    ask_others,
     current_run,
     current_runs,
     end_in_order_when_terminated,
@@ -104,6 +105,10 @@ class ReportHooks:
         self._selected = nodeids
         if current_run(self.config) is None:
             return
+        if not is_controller(self.config):
+            for run in current_runs(self.config):
+                trials = [spec for plan in run.runner.plans for spec in plan.trials]
+                ask_others(self.config, "plan", warnings.warn, trials=trials)
         self._writer_of().select(nodeids)
         if "AORTA_JOB" in os.environ:  # whose other tasks may have decided on the first trial already
             for nodeid in {nodeid.partition("[")[0]: nodeid for nodeid in nodeids}.values():
@@ -198,7 +203,8 @@ class ReportHooks:
                 rows = () if writer.table is None else writer.table.rows
                 sequential = any(row.comparison and row.comparison.method == "sequential" for row in rows)
                 settings = replace(writer.triage.settings, sequential=sequential)
-                write_report(results, output, settings=settings)
+                sections = ask_others(self.config, "report_section", writer.errors.append, results=results)
+                write_report(results, output, settings=settings, sections=sections)
         except RequestError as error:
             writer.errors.append(f"report {output}: {error}")
         except Exception as error:

@@ -434,7 +434,9 @@ class SessionRun:
         self.selection = selection
         self.results: Path = config.invocation_params.dir / selection.results_dir
         before_use = partial(end_in_order_when_terminated, config)
-        self.runner = Runner(selection, self.results, stamp, before_use, self.trial_started)
+        self.runner = Runner(selection, self.results, stamp, before_use, self.trial_started, self._judged)
+        #: Whether another plugin may say that a trial has failed which got through its run.
+        self.has_judges = bool(config.hook.pytest_aorta_trial_result.get_hookimpls())
         self.stopping = Stopping(config, selection, stopping_folder)
         #: Made for the first item, if there are several slots.
         self.prefetcher: Prefetcher | None = None
@@ -489,9 +491,22 @@ class SessionRun:
 
     def trial_started(self, trial: TrialJob, paths: TrialPaths) -> None:
         """A slot is about to start a trial; called on its thread."""
+        folder = paths.folder_in(self.results)
+        ask_others(self.config, "trial_start", trial.warn, spec=trial.spec, folder=folder)
         if (watcher := self.config.stash.get(WATCHER, None)) is not None:
             cell = self.shown_cell(trial.spec.workload.name, trial.spec.cell)
             watcher.trial_started(trial, paths.file_in(self.results), self.shown_name(trial.spec), cell)
+
+    def _judged(self, trial: TrialJob, record: TrialResult) -> TrialResult:
+        """With what other plugins say of a trial; called on the thread of its slot."""
+        if not self.has_judges:
+            return record
+        from pytest_aorta.trials.result import with_judgement
+
+        problems: list[str] = []
+        for each in ask_others(self.config, "trial_result", problems.append, spec=trial.spec, record=record):
+            record = with_judgement(record, each)
+        return record.model_copy(update={"warnings": [*record.warnings, *problems]}) if problems else record
 
     def shown_cell(self, workload: str, cell: str) -> CellName:
         """The names of a cell for users; of a recipe with the action, since several actions may have the same cell."""
@@ -575,6 +590,16 @@ class SessionRun:
 
 #: Options that may be given beside ``--aorta-replay``: records do not have their values.
 _BESIDE_REPLAY = ("replay", "results-dir", "extra-env", "host")
+
+
+def ask_others(config: pytest.Config, name: str, warn: Callable[[str], object], **given: Any) -> list[Any]:
+    """The answers of other plugins to the hook ``pytest_aorta_`` with this name; what they raise costs no result."""
+    try:
+        answers: list[Any] = getattr(config.hook, f"pytest_aorta_{name}")(config=config, **given)
+    except Exception as error:
+        warn(f"pytest_aorta_{name}: {type(error).__name__}: {error}")
+        return []
+    return answers
 
 
 def run_of(config: pytest.Config) -> SessionRun:

@@ -259,7 +259,9 @@ class TrialItem(GeneratedFunction):
             got_through = running.wait(phase)
             for text in running.take_warnings():
                 self.warn(pytest.PytestWarning(text))
-            record = None if got_through else self.completed(running.finish())  # known only when all has ended
+            # Known only when all has ended.
+            is_known = got_through and not (phase == "run" and self.trial_run.has_judges)
+            record = None if is_known else self.completed(running.finish())
         except pytest.PytestWarning:  # the user has warnings turned into errors
             running.interrupt("a warning was raised as an error")
             raise
@@ -270,7 +272,7 @@ class TrialItem(GeneratedFunction):
         except BaseException as error:  # of the workload itself, which runs in this process
             self.stash[PAYLOAD].exit_status = getattr(error, "aorta_exit_status", None)
             raise
-        if record is not None:
+        if record is not None and not (got_through and record.exit_status == "ok"):
             if phase == "setup" and record.failure is not None and record.failure.phase == "run":
                 return  # of a rank that was ahead of rank 0, whose phases these are: the call fails
             self.stash[PAYLOAD].exit_status = record.exit_status

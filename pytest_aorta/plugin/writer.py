@@ -21,7 +21,7 @@ from pytest_aorta.launch.launch_mode import is_command
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.failures import FailedAlike
 from pytest_aorta.plugin.next_step import next_steps
-from pytest_aorta.plugin.run import WATCHER, RecordToWrite, cell_of
+from pytest_aorta.plugin.run import WATCHER, RecordToWrite, ask_others, cell_of
 from pytest_aorta.plugin.summary import TerminalSummary, understood
 from pytest_aorta.plugin.workload_files import workload_facts
 from pytest_aorta.triage.decisions import Decisions
@@ -119,7 +119,7 @@ class MatrixWriter:
     ) -> None:
         self._triage = triage
         self._store = store
-        self._folder = folder
+        self.folder = folder
         self._plans = plans
         self._clock = clock
         self._has_written = False
@@ -166,20 +166,20 @@ class MatrixWriter:
             if not self._has_written:
                 self._has_written = True
                 self._make_room()
-            write_text(self._folder / MATRIX_JSON, matrix_json(table, state))
-            write_text(self._folder / MATRIX_MD, text)
+            write_text(self.folder / MATRIX_JSON, matrix_json(table, state))
+            write_text(self.folder / MATRIX_MD, text)
             self.error = None
         except OSError as error:
-            self.error = f"{self._folder / MATRIX_JSON}: {error}"
+            self.error = f"{self.folder / MATRIX_JSON}: {error}"
         return text
 
     def _make_room(self) -> None:
         """Move the matrix of an earlier run to the history, if this run has moved trials there."""
         moved = self._store.results / HISTORY / self._store.stamp
         for name in (MATRIX_JSON, MATRIX_MD):
-            for temporary in self._folder.glob(f".{name}.*.tmp"):
+            for temporary in self.folder.glob(f".{name}.*.tmp"):
                 remove_abandoned(temporary)
-            file = self._folder / name
+            file = self.folder / name
             target = moved / file.relative_to(self._store.results)
             if moved.is_dir() and file.is_file() and not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -446,6 +446,10 @@ class TrialWriter:
             self.table = replace(self.table, warnings=(*self.table.warnings, text))
         if any(row.cell.total for row in self.table.rows):
             self.matrix.finish(self.table, stopped)
+            config = self.run.config
+            if config.hook.pytest_aorta_verdict.get_hookimpls() and self.matrix.error is None:
+                written = json.loads((self.matrix.folder / MATRIX_JSON).read_bytes())
+                ask_others(config, "verdict", self.errors.append, matrix=written)
         self.summary.pruned = self.store.prune(selection.history)
 
     def next_steps(self) -> Iterator[str]:

@@ -38,6 +38,7 @@ from pytest_aorta.triage.searches import SearchReport, searches_in
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.starts import CollectorOutput, Heat, sentences, with_replays
 from pytest_aorta.triage.verdicts import check_baseline
+from pytest_aorta.trials.result import ReportSection
 from pytest_aorta.trials.tracebacks import stacks_excerpt, without_callers, without_runner
 from pytest_aorta.workspace.atomic import write_text
 
@@ -86,17 +87,24 @@ def check_output(output: Path) -> None:
 
 
 def write_report(
-    results: Path, output: Path, settings: TriageSettings | None = None, *, baseline: str | None = None
+    results: Path,
+    output: Path,
+    settings: TriageSettings | None = None,
+    *,
+    baseline: str | None = None,
+    sections: Sequence[ReportSection] = (),
 ) -> None:
     """Write one self-contained HTML file, atomically.
 
     ``settings``: by default those of the last run, from its ``matrix.json``. ``baseline``: in place of the settings'.
+    ``sections``: of other plugins.
 
     Raises:
         RequestError: there are no trials; the baseline is no cell; the file cannot be written.
     """
     check_output(output)
     page = Report(results, settings or EarlierMatrix(results).settings, baseline).page(output)
+    page["sections"] = [(one_line(each.title), [*map(bounded, each.paragraphs)]) for each in sections]
     import jinja2
 
     environment = jinja2.Environment(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -23,6 +24,7 @@ from pytest_aorta.trials.records import (
     from_aorta,
     is_of_aorta,
 )
+from pytest_aorta.trials.workload import to_plain
 
 SCHEMA_VERSION: Literal["0.1"] = "0.1"
 
@@ -292,6 +294,40 @@ class TrialResult(_Part):
 
 # The JSON Schema of a trial file.
 #
+@dataclass(frozen=True)
+class Judgement:
+    """What another plugin says of a trial that has ended, see ``pytest_aorta_trial_result``.
+
+    Attributes:
+        metrics: to be added to those of the trial; names that it has stay as they are.
+        failed: why a trial that is ok has failed; empty where it has not.
+    """
+
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """A section of the report: its title, and paragraphs of plain text."""
+
+    title: str
+    paragraphs: Sequence[str]
+
+
+def with_judgement(record: TrialResult, said: Judgement) -> TrialResult:
+    """The record of a trial with what another plugin says of it."""
+    result, changes = record.result, dict[str, Any]()
+    if said.metrics:
+        result = replace(result, metrics={**to_plain(dict(said.metrics)), **result.metrics})
+    if said.failed and record.exit_status == "ok":
+        details = [*result.failure_details, {"message": said.failed}]
+        count = max(1, result.failure_count or 0)
+        result = replace(result, passed=False, failure_count=count, failure_details=details)
+        changes = {"exit_status": "workload_failed", "failure": Failure("run", "result", said.failed)}
+    return record.model_copy(update={"result": result, **changes})
+
+
 # ``python -m pytest_aorta.trials.result > docs/trial_result.schema.json`` publishes it.
 
 

@@ -25,11 +25,13 @@ AT_START = [
     "pytest_aorta.settings",
     "pytest_aorta.plugin",
     "pytest_aorta.plugin.hooks",
+    "pytest_aorta.plugin.hookspecs",
     "pytest_aorta.plugin.options",
 ]
 
 #: The hooks of a session without trials. None of them is called for a test that runs.
 HOOKS = [
+    "pytest_addhooks",
     "pytest_addoption",
     "pytest_collect_file",
     "pytest_configure",
