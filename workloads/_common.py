@@ -22,7 +22,7 @@ from torch.nn import functional
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 DeviceName = Literal["auto", "cpu", "cuda", "hip"]
 
@@ -217,10 +217,13 @@ class StepLoop:
         self._duration = getattr(workload.config, "duration", 0.0)
         self._started = time.perf_counter()
 
-    def steps(self) -> Iterator[tuple[int, Stopwatch]]:
-        """The number of each step, and the watch that takes its time; until the option ``duration`` has passed, too."""
+    def steps(self, agreed: Callable[[bool], bool] = bool) -> Iterator[tuple[int, Stopwatch]]:
+        """The number of each step, and the watch that takes its time; until the option ``duration`` has passed, too.
+
+        ``agreed``: whether all ranks go on, whose clocks differ, if this one would.
+        """
         configured, until = self._workload.config.steps, self._started + self._duration
-        while (step := len(self.step_times)) < configured or time.perf_counter() < until:
+        while agreed((step := len(self.step_times)) < configured or time.perf_counter() < until):
             watch = Stopwatch(self._device)
             yield step, watch
             self.step_times.append(watch.milliseconds)
