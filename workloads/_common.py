@@ -231,6 +231,8 @@ class StepLoop:
 
     def result(self, **metrics: Any) -> WorkloadResult:
         """It passes without a failure."""
+        if self._device.type == "cuda":
+            metrics["device_name"] = torch.cuda.get_device_name(self._device)
         return WorkloadResult(
             passed=self.failures.count == 0,
             failure_count=self.failures.count,
