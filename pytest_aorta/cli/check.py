@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import time
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from pytest_aorta.cli.shared import columns, json_option
 from pytest_aorta.common.texts import counted, format_ranges, join_names, one_line
 from pytest_aorta.plan import Selection, hosts_of, make_plan
+from pytest_aorta.probe.health import difference, read_health
 from pytest_aorta.registry import Registry
 from pytest_aorta.runtime.resources.devices import are_named_only, core_shares, find_devices, threads_of
 from pytest_aorta.settings import PREFIX, RequestError
@@ -31,6 +30,7 @@ from pytest_aorta.trials.execution import Execution, Limits, Resources
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.job import TrialJob
+    from pytest_aorta.probe.health import HealthReading
     from pytest_aorta.runtime.hosts import HostChannel
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.triage.where import Node
@@ -65,7 +65,7 @@ _ON_DEVICES["gemm"] = {
 }
 
 #: Workloads of a host: between its devices, and beside them.
-_ON_HOSTS = ("allreduce", "alltoall", "copies", "checkpoint", "dataloader")
+_ON_HOSTS = ("allreduce", "alltoall", "peers", "checkpoint", "dataloader")
 
 
 @dataclass
@@ -128,7 +128,7 @@ class _Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            raise _WrongUse(error.message, ctx) from None
+            raise _WrongUse(error.format_message(), ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -147,17 +147,21 @@ class _Command(click.Command):
     metavar="N",
     help="About how long it takes.",
 )
+@click.option("--only", default="", metavar="A,B", help=f"Of {', '.join([*_ON_DEVICES, *_ON_HOSTS])}.")
 @click.option("--hosts", default="", metavar="A,B", help="These hosts, by ssh, or as --aorta-host names them.")
 @click.option(
     "--results-dir", type=click.Path(path_type=Path), default="results/check", show_default=True, metavar="DIR"
 )
 @json_option
-def check(minutes: float, hosts: str, results_dir: Path, as_json: bool) -> None:
+def check(minutes: float, only: str, hosts: str, results_dir: Path, as_json: bool) -> None:
     """Each GPU, or each core where there is none, runs products, attention, copies and sums, all at once; then all
     devices of a host exchange data. Results are compared bit by bit and with float64 on the CPU, devices with each
     other. Exit status 0: fit; 1: not fit, or not checked; 4: wrong use.
     """
-    run = _Check(_hosts(hosts), results_dir, 60 * minutes)
+    wanted = [each.strip() for each in only.split(",")] if only else [*_ON_DEVICES, *_ON_HOSTS]
+    if unknown := [each for each in wanted if each not in (*_ON_DEVICES, *_ON_HOSTS)]:
+        raise RequestError(f"--only {', '.join(unknown)}: expected of {', '.join([*_ON_DEVICES, *_ON_HOSTS])}")
+    run = _Check(_hosts(hosts), results_dir, 60 * minutes, wanted)
     check_results(Selection(), results_dir, f"--results-dir {results_dir}")
     try:
         run.run()
@@ -195,7 +199,7 @@ def survey() -> dict[str, Any]:
         "hidden_by": list(found.hidden_by),
         "cores": [list(share) for share in core_shares(threads_of(cpus), cpus)],
         "can_pin": shutil.which("taskset") is not None,
-        "health": _health(),
+        "health": read_health(),
     }
 
 
@@ -227,8 +231,8 @@ def _survey(host: _Host) -> dict[str, Any]:
 class _Check:
     """All trials of one check."""
 
-    def __init__(self, hosts: list[_Host], results: Path, seconds: float) -> None:
-        self.hosts, self.results = hosts, results
+    def __init__(self, hosts: list[_Host], results: Path, seconds: float, wanted: Sequence[str]) -> None:
+        self.hosts, self.results, self._wanted = hosts, results, wanted
         self._registry = Registry.load(())
         self._until = time.monotonic() + seconds
         self._seconds = seconds
@@ -241,7 +245,11 @@ class _Check:
 
     @property
     def rows(self) -> list[_Device]:
-        return [each for host in self.hosts for each in (*host.devices, host.together) if each is not None]
+        """What was to be checked."""
+        alone, beside = (any(name in self._wanted for name in names) for names in (_ON_DEVICES, _ON_HOSTS))
+        every = [(each, alone) for each in self.devices]
+        every += [(host.together, beside) for host in self.hosts if host.together is not None]
+        return [each for each, is_wanted in every if is_wanted or each.reasons]
 
     @property
     def is_fit(self) -> bool:
@@ -253,25 +261,26 @@ class _Check:
         self._ask_all()
         for host in self.hosts:
             self._find_devices(host)
-        phases = [(name, _TRIALS) for name in _ON_DEVICES]
+        alone = [name for name in _ON_DEVICES if name in self._wanted]
         started = 4.0  # seconds that the start of a trial takes, until it is measured
-        for number, (name, trials) in enumerate(phases):
+        for number, name in enumerate(alone):
             left = self._until - time.monotonic() - _TOGETHER * self._seconds
-            duration = max(_SHORTEST, left / (len(phases) - number) / trials - started)
+            duration = max(_SHORTEST, left / (len(alone) - number) / _TRIALS - started)
             begun = time.monotonic()
-            self._run(name, trials, duration, self.devices)
-            started = max(0.0, (time.monotonic() - begun) / trials - duration)
+            self._run(name, _TRIALS, duration, self.devices)
+            started = max(0.0, (time.monotonic() - begun) / _TRIALS - duration)
         together = [host.together for host in self.hosts if host.together is not None]
-        for number, name in enumerate(_ON_HOSTS):
+        beside = [name for name in _ON_HOSTS if name in self._wanted]
+        for number, name in enumerate(beside):
             left = max(0.0, self._until - time.monotonic())
-            # Peers of a single GPU are none, and the memory of a host was checked by its cores.
-            those = [each for each in together if name != "copies" or len(each.resources.devices or ()) > 1]
+            those = [each for each in together if name != "peers" or len(each.resources.devices or ()) > 1]
             if those:
-                self._run(name, 1, max(_SHORTEST, left / (len(_ON_HOSTS) - number) - started), those)
+                self._run(name, 1, max(_SHORTEST, left / (len(beside) - number) - started), those)
         before = {host.name: host.survey.get("health") for host in self.hosts}
         self._ask_all()
         for host in self.hosts:
-            _note_health(host, before[host.name])
+            if not host.problem:
+                _note_health(host, cast("HealthReading", before[host.name]), host.survey["health"])
 
     def _ask_all(self) -> None:
         with ThreadPoolExecutor(len(self.hosts)) as pool:
@@ -313,7 +322,7 @@ class _Check:
                 config = {"sizes": "1000,65537"}
             execution = Execution(isolation="fork", nproc=min(8, max(2, len(device.resources.devices or ()))))
             selection = Selection(
-                workloads=(name,),
+                workloads=("copies" if name == "peers" else name,),
                 trials=trials,
                 mitigations=(device.mitigations,),
                 config=config,
@@ -351,19 +360,16 @@ class _Check:
             yield device, runner.start(spec, paths, urgent=False), paths
 
     def _finish(self, name: str, device: _Device, job: TrialJob, paths: TrialPaths) -> None:
-        from pytest_aorta.triage.facts import CellKey, TrialSteps, facts_of
+        from pytest_aorta.triage.facts import CellKey, facts_of
 
         record = job.finish()
         runner = next(it for key, it in self._runners.items() if key.startswith(f"{device.label} Resources"))
         content = record.to_dict()
         runner.store.write(paths, content)
         facts = facts_of(content, str(paths))
-        # The node test compares hosts by medians of steps. Here a device is compared, by means: what another program on
-        # a core takes from it are whole steps.
-        place, key, steps = replace(facts.place, host=device.label), CellKey(name, device.kind), facts.steps
-        if steps is not None:
-            steps = TrialSteps(array("d", [fmean(steps.sorted_ms)]))
-        device.trials[name].append((replace(facts, place=place, key=key, steps=steps), record))
+        # The node test compares places: here a place is a device.
+        place, key = replace(facts.place, host=device.label), CellKey(name, device.kind)
+        device.trials[name].append((replace(facts, place=place, key=key), record))
 
     def close(self) -> None:
         self._show("")
@@ -413,7 +419,8 @@ class _Check:
             place = device.host if many else ""
             rows.append([place, device.name, str(len(facts)), str(bad), speed, _verdict(device)])
         if len(rows) > 1:
-            yield from ["", *columns([[each[0] if many else "", *each[1:]] for each in rows], right=(2, 3, 4)), ""]
+            rows[0][0] = rows[0][0] if many else ""
+            yield from ["", *columns(rows, right=(2, 3, 4)), ""]
         for host in self.hosts:
             where = f"{host.name}: " if many else ""
             yield from (f"{where}{text}" for text in (*host.counters, *host.unread))
@@ -462,7 +469,7 @@ def _answer(host: _Host) -> dict[str, Any] | str:
 
 def _resources(name: str, device: _Device) -> Resources:
     """Devices are leased for the ranks that use them; copies between devices take them all at once."""
-    return replace(device.resources, devices=None) if device.kind == "host" and name == "copies" else device.resources
+    return replace(device.resources, devices=None) if name == "peers" else device.resources
 
 
 def _file_name(text: str) -> str:
@@ -532,14 +539,30 @@ def _verdict(device: _Device) -> str:
 
 # Counters of devices and host
 
-
-def _health() -> Any:
-    with contextlib.suppress(ImportError):
-        from pytest_aorta.probe.health import read_health
-
-        return read_health()
-    return None
+#: What no sound machine shows while it runs our own programs; the others are only reported.
+_SERIOUS_COUNTER, _SERIOUS_EVENTS = re.compile("uncorrect|machine_check|failed"), ("Xid", "RAS", "machine check")
 
 
-def _note_health(host: _Host, before: Any) -> None:
-    """Counters that have moved since ``before``, and those that cannot be read."""
+def _note_health(host: _Host, before: HealthReading, after: HealthReading) -> None:
+    """Note counters that have moved and events, at the device that they are of, and what cannot be read."""
+    change = difference(before, after)
+    if change.host is None or host.together is None:
+        return
+    rows = {device.name: device for device in host.devices}
+    unread: dict[str, list[str]] = defaultdict(list)
+    for name, part in {"host": change.host, **change.devices}.items():
+        row = rows.get(name.removeprefix("NVIDIA ").removeprefix("AMD "), host.together)
+        for counter, by in part.counters.items():
+            host.counters.append(f"{name}: {counter} +{by}")
+            if _SERIOUS_COUNTER.search(counter):
+                row.reasons.append(f"{counter} +{by} on {name}")
+        for event in part.events:
+            said = f"{event.kind}{'' if event.code is None else f' {event.code}'} on {name}: {event.text}"
+            host.counters.append(said)
+            if event.kind in _SERIOUS_EVENTS:
+                row.reasons.append(said)
+        throttled = [f"{reason} in {share:.0%} of readings" for reason, share in part.throttled.items()]
+        host.counters += [f"{name}: throttled: {join_names(throttled)}"] if throttled else []
+        for what, why in part.unreadable.items():
+            unread["not there" if why == "none" else why].append(what if name == "host" else f"{name} {what}")
+    host.unread += [f"not read: {join_names(those)} ({why})" for why, those in unread.items()]
