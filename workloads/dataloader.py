@@ -89,6 +89,7 @@ class DataLoading(Soak):
             if number == kill_after:
                 worker = batches._workers[number % config.workers]  # type: ignore[attr-defined]
                 os.kill(worker.pid, signal.SIGKILL)
+                worker.join()  # torch's handler of SIGCHLD raises here, and not in the midst of what follows
                 killed = 1
         return killed
 
