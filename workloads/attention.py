@@ -85,7 +85,7 @@ class Attention(Soak):
         references: dict[tuple[str, bool], list[Tensor]] = {}
         first: dict[tuple[str, str, bool], list[Tensor]] = {}
         cases: dict[tuple[str, str, bool], dict[str, Any]] = {}
-        unsupported: dict[tuple[str, str, bool], str] = {}
+        unsupported: dict[tuple[str, str, bool], dict[str, Any]] = {}
         for step, watch in run.steps():
             for case in wanted:
                 name, dtype, causal = case
@@ -98,7 +98,7 @@ class Attention(Soak):
                 except RuntimeError as error:
                     if not _NO_KERNEL.search(str(error)):
                         raise
-                    unsupported[case] = str(error).partition("\n")[0]
+                    unsupported[case] = {**where, "reason": str(error).partition("\n")[0]}
                     continue
                 if (dtype, causal) not in references:
                     references[dtype, causal] = _attention(given.double(), causal)
@@ -124,11 +124,8 @@ class Attention(Soak):
                     cases[case]["checksum"] = checksum(torch.stack(results if in_order else results[:1]))
         if not cases:
             run.failures.add(0, kind="nothing_checked")
-        reasons = [
-            {"backend": name, "dtype": dtype, "causal": causal, "reason": why}
-            for (name, dtype, causal), why in unsupported.items()
-        ]
-        return run.result(device=str(self.device), cases=list(cases.values()), unsupported=reasons)
+        missing = list(unsupported.values())
+        return run.result(device=str(self.device), cases=list(cases.values()), unsupported=missing)
 
     def cleanup(self) -> None:
         if torch.are_deterministic_algorithms_enabled() != self._deterministic:

@@ -37,7 +37,6 @@ class Checkpoint(Soak):
         steps: PositiveInt = Field(default=6, description="checkpoints at least")
         megabytes: PositiveInt = Field(default=16, description="size of a checkpoint")
         folder: str = Field(default="", description="where checkpoints are written; the trial's TMPDIR if empty")
-        seed: int = Field(default=0, description="seed of the moments of the kills")
 
     config: Checkpoint.Config
     timeout_sec: ClassVar[float | None] = 300.0
@@ -50,7 +49,7 @@ class Checkpoint(Soak):
         self.file = Path(self._folder.name) / "checkpoint.pt"
 
     def run(self) -> WorkloadResult:
-        run, chance = StepLoop(self, self.device), random.Random(self.config.seed)
+        run = StepLoop(self, self.device)
         killed = torn = loaded = 0
         confirmed, takes = -1, 0.1
         for step, watch in run.steps():
@@ -61,7 +60,7 @@ class Checkpoint(Soak):
                 started = time.perf_counter()
                 writer.start()
                 if step % 3:
-                    writer.join(chance.random() * takes)
+                    writer.join(random.random() * takes)
                     writer.kill()
                 writer.join()
                 if writer.exitcode == 0:

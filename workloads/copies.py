@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, PositiveInt
@@ -12,7 +12,6 @@ from pytest_aorta.trials.workload import WorkloadResult
 
 from ._common import (
     PATTERNS,
-    CommaSeparated,
     Soak,
     SoakConfig,
     StepLoop,
@@ -40,18 +39,12 @@ class Copies(Soak):
     class Config(SoakConfig, frozen=True):
         megabytes: PositiveInt = Field(default=32, description="size of the buffer, without memory")
         memory: float = Field(default=0.0, ge=0, le=0.9, description="share of the device's free memory for both")
-        patterns: Annotated[tuple[str, ...], CommaSeparated] = Field(
-            default=PATTERNS, min_length=1, description=f"of {', '.join(PATTERNS)}"
-        )
-        peers: bool = Field(default=True, description="also copy to the other GPUs that the process sees")
 
     config: Copies.Config
     timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
         config = self.config
-        if unknown := sorted(set(config.patterns) - set(PATTERNS)):
-            raise ValueError(f"patterns={','.join(unknown)} is not valid; expected of {', '.join(PATTERNS)}")
         self.device = choose_device(config.device)
         size = config.memory * free_memory(self.device) / 2 if config.memory else config.megabytes * 2**20
         self.words = max(_PIECE // 64, int(size) // 8)
@@ -60,7 +53,7 @@ class Copies(Soak):
         self.host = torch.empty(min(_PIECE, self.words), dtype=torch.int64, pin_memory=is_gpu)
         self.peers = [
             torch.device("cuda", index)
-            for index in range(torch.cuda.device_count() if is_gpu and config.peers else 0)
+            for index in range(torch.cuda.device_count() if is_gpu else 0)
             if index != self.device.index
         ]
 
@@ -68,7 +61,7 @@ class Copies(Soak):
         run, copied, held = StepLoop(self, self.device), 0, ("zeros", 0)
         one, other = self.buffers
         for step, watch in run.steps():
-            for name in self.config.patterns:
+            for name in PATTERNS:
                 for start in range(0, self.words, _PIECE):
                     piece = one[start : start + _PIECE]
                     self._compare(run, step, piece, held, start, "kept")

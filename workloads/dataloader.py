@@ -36,7 +36,6 @@ class DataLoading(Soak):
         batch: PositiveInt = Field(default=8, description="samples of a batch")
         kill: bool = Field(default=True, description="kill a worker in each epoch")
         patience: PositiveFloat = Field(default=30.0, description="seconds for a batch")
-        seed: int = Field(default=0, description="seed of the moments of the kills")
 
     config: DataLoading.Config
     timeout_sec: ClassVar[float | None] = 300.0
@@ -45,12 +44,11 @@ class DataLoading(Soak):
         self.device = choose_device(self.config.device)
 
     def run(self) -> WorkloadResult:
-        config, chance = self.config, random.Random(self.config.seed)
-        run, killed, noticed = StepLoop(self, self.device), 0, 0
+        config, run, killed, noticed = self.config, StepLoop(self, self.device), 0, 0
         for step, watch in run.steps():
             seen: Counter[int] = Counter()
             with watch.running():
-                kill_after = chance.randrange(config.samples // config.batch) if config.kill else None
+                kill_after = random.randrange(config.samples // config.batch) if config.kill else None
                 while left := [index for index in range(config.samples) if not seen[index]]:
                     before = len(left)
                     try:

@@ -95,11 +95,6 @@ def test_memory_that_forgets_is_located_to_the_bit() -> None:
     }
 
 
-def test_patterns_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(ValueError, match="patterns=stripes is not valid; expected of zeros, ones"):
-        run(Copies, patterns="zeros,stripes")
-
-
 # Attention
 
 
