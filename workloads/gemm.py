@@ -225,8 +225,9 @@ class Gemm(Soak):
                 product = self._compute(name, left, right)
             tally.operations += 2 * size**3
             case = tally.cases.setdefault((shape, name), _empty_case(shape, name))
-            some = torch.linspace(0, size - 1, 16).long().to(self.device)
-            rows, columns = left[some].cpu().double(), operands[1][some].cpu().double().mT
+            some = torch.linspace(0, size - 1, 16).long()
+            rows, rest = (torch.stack([each[index].double().cpu() for index in some.tolist()]) for each in operands)
+            columns, some = rest.mT, some.to(self.device)
             bound = _bound(name, rows @ columns, rows.abs() @ columns.abs(), size)
             wrong = _check(product[some][:, some].cpu().double(), rows @ columns, bound, case)
             where = {"shape": case["shape"], "dtype": name, "layout": "nt"}

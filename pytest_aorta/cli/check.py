@@ -56,7 +56,7 @@ _ON_DEVICES: dict[str, dict[str, dict[str, str]]] = {
         "cpu": {"sizes": "64x64x64,33x65x17,256x256x256"},
     },
     "attention": {"gpu": {"length": "1024", "heads": "8"}, "cpu": {}},
-    "copies": {"gpu": {"memory": "0.5"}, "cpu": {"megabytes": "8"}},
+    "copies": {"gpu": {"memory": "0.5", "steps": "1"}, "cpu": {"megabytes": "8"}},
     "determinism": {"gpu": {"order_of_sums": "passes"}, "cpu": {"order_of_sums": "passes"}},
 }
 _ON_DEVICES["gemm"] = {

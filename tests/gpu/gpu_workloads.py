@@ -12,15 +12,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-
 #: Seconds; more than any test waits.
 FOREVER = 1000
 
 
+def has_gpu() -> bool:
+    """Not to be asked at import: it would open the driver, and no fork could use it."""
+    return torch.cuda.is_available()
+
+
+def device() -> torch.device:
+    if not has_gpu():
+        return torch.device("cpu")
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
 def synchronize() -> None:
-    if HAS_GPU:
+    if has_gpu():
         torch.cuda.synchronize()
 
 
@@ -31,14 +41,15 @@ class Uses:
         self.seconds = float(config.get("seconds", 0.2))
 
     def setup(self) -> None:
-        self.matrix = torch.randn(2048 if HAS_GPU else 64, 2048 if HAS_GPU else 64, device=DEVICE)
+        size = 2048 if has_gpu() else 64
+        self.matrix = torch.randn(size, size, device=device())
 
     def run(self) -> dict[str, Any]:
         begun, until = time.time(), time.monotonic() + self.seconds
         while time.monotonic() < until:
             product = self.matrix @ self.matrix
             synchronize()
-        seen = torch.cuda.device_count() if HAS_GPU else 0
+        seen = torch.cuda.device_count() if has_gpu() else 0
         uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(seen)]
         metrics = {"pid": os.getpid(), "seen": seen, "uuids": uuids, "begun": begun, "ended": time.time()}
         return {"passed": bool(product.isfinite().all()), "metrics": metrics}
@@ -63,7 +74,8 @@ class Fails:
         self.fault = config["fault"]
 
     def setup(self) -> None:
-        self.small = torch.ones(256, device=DEVICE)
+        self.device = device()
+        self.small = torch.ones(256, device=self.device)
         synchronize()
 
     def run(self) -> dict[str, bool]:
@@ -75,19 +87,19 @@ class Fails:
         self.small.sum().item()
 
     def out_of_memory(self) -> None:
-        self.large = [torch.empty(2**50, dtype=torch.uint8, device=DEVICE)]
+        self.large = [torch.empty(2**50, dtype=torch.uint8, device=self.device)]
 
     def device_assert(self) -> None:
-        self.small[torch.tensor([3, 100_000], device=DEVICE)].sum().item()
+        self.small[torch.tensor([3, 100_000], device=self.device)].sum().item()
 
     def illegal_access(self) -> None:
-        if HAS_GPU:
-            far = torch.as_tensor(_Elsewhere(self.small, 2**38), device=DEVICE)
-            far[2**37 : 2**37 + 1024].sum().item()
-        ctypes.string_at(0)
+        if not has_gpu():
+            ctypes.string_at(0)
+        far = torch.as_tensor(_Elsewhere(self.small, 2**38), device=self.device)
+        far[2**37 : 2**37 + 1024].sum().item()
 
     def hangs(self) -> None:
-        if HAS_GPU:
+        if has_gpu():
             for _ in range(1000):
                 torch.cuda._sleep(2**40)  # type: ignore[no-untyped-call]
             synchronize()
@@ -104,11 +116,8 @@ class Ranks:
         self.fault = config["fault"]
 
     def setup(self) -> None:
-        self.rank = int(os.environ["RANK"])
-        self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if HAS_GPU else DEVICE
-        if HAS_GPU:
-            torch.cuda.set_device(self.device)
-        dist.init_process_group("nccl" if HAS_GPU else "gloo", timeout=timedelta(seconds=120))
+        self.rank, self.device = int(os.environ["RANK"]), device()
+        dist.init_process_group("nccl" if has_gpu() else "gloo", timeout=timedelta(seconds=120))
 
     def run(self) -> dict[str, Any]:
         total = torch.ones(4, device=self.device)

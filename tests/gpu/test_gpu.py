@@ -102,7 +102,7 @@ def test_slots_have_a_device_each(stage: Stage) -> None:
     [
         ("out_of_memory", "workload_failed", r"out of memory|can't allocate memory|not enough memory"),
         ("device_assert", "workload_failed", r"device-side assert|out of bounds|out of range"),
-        ("illegal_access", "workload_failed", r"illegal memory access|SIGSEGV|segmentation|an illegal"),
+        ("illegal_access", "workload_failed", r"illegal memory access|SIGSEGV|SIGABRT"),
         ("hangs", "timeout", r"the deadline of 20 s passed in run\(\)"),
     ],
 )
@@ -133,24 +133,25 @@ def test_fault_is_recorded_and_the_next_trial_has_the_device(stage: Stage, fault
         ("exits", "exit_code", 3),
         ("killed", "signal", "SIGKILL"),
         ("segfault", "signal", "SIGSEGV"),
-        ("device_assert", "exception", None),
+        ("device_assert", None, None),  # raised, or NCCL's watchdog aborts first
     ],
 )
 def test_rank_that_fails_beside_a_collective_is_the_cause(
-    stage: Stage, fault: str, kind: str, detail: str | int | None
+    stage: Stage, fault: str, kind: str | None, detail: str | int | None
 ) -> None:
     done = stage.command(*RUN, "gpu_workloads.py::Ranks", f"--aorta-config=fault={fault}", "--aorta-timeout=60")
 
     (record,) = stage.trials().values()
     failure = record["failure"]
     assert record["exit_status"] == "workload_failed", text(done)
-    assert (failure["rank"], failure["kind"]) == (1, kind)
+    assert failure["rank"] == 1
+    assert kind in (None, failure["kind"])
     assert detail is None or detail in (failure["type"], failure["signal"], failure["exit_code"])
 
 
 @two_ranks
 def test_rank_that_does_not_come_to_a_collective_is_named_and_the_flight_recorder_is_kept(stage: Stage) -> None:
-    done = stage.command(*RUN, "gpu_workloads.py::Ranks", "--aorta-config=fault=hangs", "--aorta-timeout=30")
+    done = stage.command(*RUN, "gpu_workloads.py::Ranks", "--aorta-config=fault=hangs", "--aorta-timeout=40")
 
     (record,) = stage.trials().values()
     assert record["exit_status"] == "timeout", text(done)
@@ -185,11 +186,11 @@ def test_numerics_names_the_first_tensor_that_is_not_finite(stage: Stage) -> Non
 
 @one_gpu
 def test_divergence_names_the_step_at_which_a_trial_differs(stage: Stage) -> None:
-    collected(stage, "divergence", "--aorta-trials=3", DIVERGE="1")
-    shown = text(stage.aorta("report", "results"))
+    words = ["--aorta-command=python train.py", "--aorta-collect=divergence", "--aorta-trials=3"]
+    shown = text(stage.command(*RUN, *words, env={"DIVERGE": "1"}))
 
-    assert (stage.path / "report.html").exists() or "report" in shown
-    assert all(each["exit_status"] == "ok" for each in stage.trials().values())
+    assert "1 of 3 trials differ from the 2 others" in shown
+    assert "trial 1: first in step 3" in shown
 
 
 @one_gpu
@@ -239,7 +240,7 @@ def test_try_says_which_device_a_script_uses(stage: Stage) -> None:
     shown = text(stage.command("pytest-aorta", "try", "--time=40", "--", "python", "train.py"))
 
     assert "It did not fail" in shown
-    assert (f"used {GPUS[0]}" if HAS_GPU else "no GPU") in shown
+    assert ("no GPU" in shown) != HAS_GPU
 
 
 @one_gpu
