@@ -93,6 +93,7 @@ class Environments:
             "launcher": request.get("launcher"),
             "ranks": parts.get("nproc"),
             "threads imposed by the run": imposed.get("threads"),
+            **_of_devices(_mapping(record.get("health"))),
             "trials at a time": prod(numbers) if len(numbers) == len(at_a_time) else None,
         }
         self._count(_RUN, {name: _text(value) for name, value in run.items() if value is not None}, bool(request))
@@ -133,6 +134,20 @@ def _parse_facts(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
         return {PACKAGES._replace(section=_DIGEST): content["digest"]}, complete
     facts = facts_of_section(_PACKAGES if section == _INSTALLED else section, content)
     return {fact._replace(section=section): value for fact, value in facts.items()}, complete
+
+
+def _of_devices(health: Mapping[str, Any]) -> dict[str, str]:
+    """Settings of a trial's devices that decide their speed: ECC, and the greatest power, by device where they differ."""
+    found: dict[str, dict[str, str]] = {"ECC of GPUs": {}, "power cap of GPUs": {}, "partition of GPUs": {}}
+    for name, part in _mapping(health.get("devices")).items():
+        facts, gauges = _mapping(part.get("facts")), _mapping(part.get("gauges"))
+        if "ecc" in facts:
+            found["ECC of GPUs"][name] = facts["ecc"]
+        if "partition" in facts:
+            found["partition of GPUs"][name] = facts["partition"]
+        if "power_cap_w" in gauges:
+            found["power cap of GPUs"][name] = f"{gauges['power_cap_w'][1]:.0f} W"
+    return {what: " and ".join(sorted(set(values.values()))) for what, values in found.items() if values}
 
 
 def _text(value: Any) -> str:
