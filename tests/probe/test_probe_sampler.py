@@ -12,6 +12,8 @@ import pytest
 from support.processes import wait_until, wait_until_gone
 from support.stage import Stage
 
+from pytest_aorta.probe.health.host import KernelLog
+
 ON = {"PYTEST_AORTA_HEALTH": "true"}
 
 
@@ -42,6 +44,16 @@ def test_a_failed_trial_is_sampled_from_its_begin_to_its_end(stage: Stage) -> No
     assert trial["health"]["host"]
     assert len(json.dumps(trial["health"])) <= 1024
     assert not samplers(stage)
+
+
+@pytest.mark.skipif(bool(KernelLog().problem), reason="the kernel log may not be read here")
+def test_a_crash_that_the_kernel_has_logged_is_an_event_of_the_trial(stage: Stage) -> None:
+    stage.run("--aorta-command", f"{sys.executable} -c 'import ctypes; ctypes.string_at(0)'", env=ON)
+    [trial] = stage.trials().values()
+    assert trial["failure"]["signal"] == "SIGSEGV"
+    events = trial["health"]["host"].get("events", [])
+    # The kernel limits how many such lines it writes.
+    assert [each["kind"] for each in events] in (["segfault"], [])
 
 
 def test_it_can_be_switched_off(stage: Stage) -> None:

@@ -114,7 +114,7 @@ def _events(place: str, part: Mapping[str, Any]) -> Iterator[HardwareEvent]:
 
 
 def _with_article(name: str) -> str:
-    return f"{'an' if name[0] in 'aeiouEX' or name.startswith('RAS') else 'a'} {name}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def after(health: Mapping[str, Any], *, with_place: bool = True) -> str:
