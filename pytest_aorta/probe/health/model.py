@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -27,8 +26,8 @@ class _Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    @model_serializer(mode="wrap")
-    def _short(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    @model_serializer(mode="wrap")  # no type of the result: the schema would be that type's
+    def _short(self, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
         return {name: value for name, value in serialize(self).items() if value not in (None, [], {}, "")}
 
 
@@ -149,7 +148,7 @@ def difference(before: HealthReading, after: HealthReading) -> HealthChange:
     since ``before``.
     """
     change = Change(before)
-    change.add(after.model_copy(update={"events": [each for each in after.events if each.at > before.at]}))
+    change.add(after.model_copy(update={"events": [each for each in after.events if each.at >= before.at]}))
     return change.result()
 
 
