@@ -21,12 +21,12 @@ import click
 from pytest_aorta.cli.shared import columns, json_option
 from pytest_aorta.common.texts import counted, format_ranges, join_names, one_line
 from pytest_aorta.plan import Selection, hosts_of, make_plan
-from pytest_aorta.probe.health import difference, read_health
 from pytest_aorta.registry import Registry
 from pytest_aorta.runtime.resources.devices import are_named_only, core_shares, find_devices, threads_of
 from pytest_aorta.settings import PREFIX, RequestError
 from pytest_aorta.trial_runner import Runner, check_resources, check_results
 from pytest_aorta.trials.execution import Execution, Limits, Resources
+from pytest_aorta.workspace.trial_store import stamp
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.job import TrialJob
@@ -49,19 +49,17 @@ _TOGETHER = 0.2
 #: A device is slow if its steps take so much longer than those of the others of its model. Other programs run on CPUs.
 _MARGIN = {"gpu": 0.1, "cpu": 0.25}
 
+_GEMM = {"steps": "1", "dtypes": "float32,tf32,float64,bfloat16,float16,float8"}
+
 #: Workloads of a device, with their options on a GPU and on a core.
 _ON_DEVICES: dict[str, dict[str, dict[str, str]]] = {
     "gemm": {
-        "gpu": {"sizes": "64x64x64,33x65x17,1024x1024x1024,2048x256x2048", "memory": "0.2"},
-        "cpu": {"sizes": "64x64x64,33x65x17,256x256x256"},
+        "gpu": {**_GEMM, "sizes": "64x64x64,33x65x17,1024x1024x1024,2048x256x2048", "memory": "0.2"},
+        "cpu": {**_GEMM, "sizes": "64x64x64,33x65x17,256x256x256"},
     },
     "attention": {"gpu": {"length": "1024", "heads": "8"}, "cpu": {}},
     "copies": {"gpu": {"memory": "0.5", "steps": "1"}, "cpu": {"megabytes": "8"}},
     "determinism": {"gpu": {"order_of_sums": "passes"}, "cpu": {"order_of_sums": "passes"}},
-}
-_ON_DEVICES["gemm"] = {
-    kind: {"steps": "1", "dtypes": "float32,tf32,float64,bfloat16,float16,float8", **options}
-    for kind, options in _ON_DEVICES["gemm"].items()
 }
 
 #: Workloads of a host: between its devices, and beside them.
@@ -165,6 +163,9 @@ def check(minutes: float, only: str, hosts: str, results_dir: Path, as_json: boo
     check_results(Selection(), results_dir, f"--results-dir {results_dir}")
     try:
         run.run()
+    except KeyboardInterrupt:
+        click.echo("Interrupted.", err=True)
+        raise click.exceptions.Exit(130) from None  # no answer
     finally:
         run.close()
     run.judge()
@@ -190,6 +191,8 @@ def _hosts(text: str) -> list[_Host]:
 
 def survey() -> dict[str, Any]:
     """What this host has: ids of GPUs, groups of CPUs that are one core each, and counters of its health."""
+    from pytest_aorta.probe.health import read_health  # and with it pydantic
+
     found = find_devices()
     cpus = os.sched_getaffinity(0)
     return {
@@ -237,6 +240,7 @@ class _Check:
         self._until = time.monotonic() + seconds
         self._seconds = seconds
         self._runners: dict[str, Runner] = {}
+        self._name = stamp()  # one run, with one sampler of health on each host
         self._shown = 0
 
     @property
@@ -312,7 +316,7 @@ class _Check:
 
     def _run(self, name: str, trials: int, duration: float, devices: Sequence[_Device]) -> None:
         """Trials of one workload, on all devices at once, one after the other on each."""
-        running: list[tuple[_Device, TrialJob, TrialPaths]] = []
+        running: list[tuple[_Device, Runner, TrialJob, TrialPaths]] = []
         timeout = _PATIENCE + 3 * duration
         for device in devices:
             if device.problem:
@@ -338,32 +342,31 @@ class _Check:
         give_up = time.monotonic() + trials * timeout + _PATIENCE
         total = len(running)
         while running:
-            for each in [each for each in running if each[1].is_over()]:
+            for each in [each for each in running if each[2].is_over()]:
                 running.remove(each)
                 self._finish(name, *each)
             self._show(f"{name}: {total - len(running)} of {counted(total, 'trial')}, {duration:.0f} s each")
             if time.monotonic() > give_up:
-                for _, job, _ in running:
+                for _, _, job, _ in running:
                     job.interrupt("the time of the check was over; other programs may hold the device")
             time.sleep(0.1 if running else 0)
 
-    def _start(self, device: _Device, selection: Selection) -> Iterator[tuple[_Device, TrialJob, TrialPaths]]:
+    def _start(self, device: _Device, selection: Selection) -> Iterator[tuple[_Device, Runner, TrialJob, TrialPaths]]:
         plan = make_plan(selection, self._registry)
         key = f"{device.label} {selection.resources}"
         if key not in self._runners:
             folder = self.results / _file_name(device.host) / _file_name(device.name)
-            self._runners[key] = Runner(selection, folder)
+            self._runners[key] = Runner(selection, folder, self._name)
         runner = self._runners[key]
         runner.add_plan(plan)
         for spec in plan.trials:
             paths = plan.paths(spec)
-            yield device, runner.start(spec, paths, urgent=False), paths
+            yield device, runner, runner.start(spec, paths, urgent=False), paths
 
-    def _finish(self, name: str, device: _Device, job: TrialJob, paths: TrialPaths) -> None:
+    def _finish(self, name: str, device: _Device, runner: Runner, job: TrialJob, paths: TrialPaths) -> None:
         from pytest_aorta.triage.facts import CellKey, facts_of
 
         record = job.finish()
-        runner = next(it for key, it in self._runners.items() if key.startswith(f"{device.label} Resources"))
         content = record.to_dict()
         runner.store.write(paths, content)
         facts = facts_of(content, str(paths))
@@ -545,6 +548,8 @@ _SERIOUS_COUNTER, _SERIOUS_EVENTS = re.compile("uncorrect|machine_check|failed")
 
 def _note_health(host: _Host, before: HealthReading, after: HealthReading) -> None:
     """Note counters that have moved and events, at the device that they are of, and what cannot be read."""
+    from pytest_aorta.probe.health import difference
+
     change = difference(before, after)
     if change.host is None or host.together is None:
         return

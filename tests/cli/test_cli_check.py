@@ -148,6 +148,17 @@ def test_another_host_is_checked_there_and_one_that_cannot_be_reached_is_named(s
     assert "Not fit: " in text
 
 
+@pytest.mark.slow
+def test_interruption_is_no_answer_and_leaves_nothing_running(stage: Stage) -> None:
+    process = stage.start_command("pytest-aorta", "check", "--only=copies")
+    stage.wait_until(stage.files)  # others run now
+
+    stage.press_ctrl_c(process)
+
+    assert process.returncode == 130
+    stage.wait_until_alone()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
