@@ -324,15 +324,15 @@ class _Check:
             config = {**_ON_DEVICES.get(name, {}).get(device.kind, {}), "duration": f"{duration:.1f}"}
             if name == "allreduce":
                 config = {"sizes": "1000,65537"}
-            execution = Execution(isolation="fork", nproc=min(8, max(2, len(device.resources.devices or ()))))
+            resources, ranks = _shares(name, device)
             selection = Selection(
                 workloads=("copies" if name == "peers" else name,),
                 trials=trials,
                 mitigations=(device.mitigations,),
                 config=config,
-                execution=execution if name in ("allreduce", "alltoall") else replace(execution, nproc=None),
+                execution=Execution(isolation="fork", nproc=ranks),
                 limits=Limits(timeout=timeout),
-                resources=_resources(name, device),
+                resources=resources,
             )
             try:
                 check_resources(selection, "--{} {}".format)
@@ -470,9 +470,15 @@ def _answer(host: _Host) -> dict[str, Any] | str:
         return one_line(str(error)) or type(error).__name__
 
 
-def _resources(name: str, device: _Device) -> Resources:
-    """Devices are leased for the ranks that use them; copies between devices take them all at once."""
-    return replace(device.resources, devices=None) if name == "peers" else device.resources
+def _shares(name: str, device: _Device) -> tuple[Resources, int | None]:
+    """What a workload has of the devices, and its ranks: one for each of several GPUs, else two on the CPU."""
+    mine = device.resources
+    if name == "peers":  # not a lease of one of them, but all
+        return replace(mine, devices=None), None
+    if name not in ("allreduce", "alltoall"):
+        return mine, None
+    several = len(mine.devices or ()) > 1
+    return (mine, len(mine.devices or ())) if several else (replace(mine, devices=mine.devices and ()), 2)
 
 
 def _file_name(text: str) -> str:

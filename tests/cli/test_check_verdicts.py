@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pytest_aorta.cli.check import _Device, _Host, _note_health, _other_bits
+from pytest_aorta.cli.check import _Device, _Host, _note_health, _other_bits, _shares
 from pytest_aorta.probe.health import HealthEvent, HealthReading, PartReading
 from pytest_aorta.trials.execution import Resources
 
@@ -29,6 +29,18 @@ def test_device_with_other_bits_than_most_is_named_and_of_two_both() -> None:
     # Where all have different ones, they say nothing of any.
     assert list(_other_bits([gpu(number, f"{number}") for number in range(4)])) == []
     assert list(_other_bits([gpu(0, "a", "a"), gpu(1, "a", "a")])) == []
+
+
+def test_ranks_have_a_gpu_each_or_none_at_all() -> None:
+    def shares(name: str, devices: tuple[int, ...] | None) -> tuple[tuple[int, ...] | None, int | None]:
+        resources, ranks = _shares(name, _Device("node7", "together", "host", Resources(devices=devices)))
+        return resources.devices, ranks
+
+    assert shares("alltoall", (0, 1, 2)) == ((0, 1, 2), 3)
+    assert shares("allreduce", (0,)) == ((), 2)
+    assert shares("allreduce", None) == (None, 2)
+    assert shares("checkpoint", (0, 1)) == ((0, 1), None)
+    assert shares("peers", (0, 1)) == (None, None)
 
 
 def host() -> _Host:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,29 @@ def test_another_host_is_checked_there_and_one_that_cannot_be_reached_is_named(s
     assert "popen//python=/nowhere: not checked: " in text
     result.stdout.fnmatch_lines(["Host *Device *Trials *Failed *Verdict", "popen//id=near *together *1 *0 *"])
     assert "Not fit: " in text
+
+
+#: Stands in for a host with two GPUs: their numbers are leased as if they were, and the workloads compute on the CPU.
+TWO_GPUS = """
+import pytest_aorta.cli.check as checks
+from pytest_aorta.cli.main import main
+
+survey = checks.survey
+checks.survey = lambda: {**survey(), "vendor": "nvidia", "devices": [0, 1]}
+main()
+"""
+
+
+@pytest.mark.slow
+def test_each_gpu_is_leased_for_its_own_trials_and_all_for_ranks(stage: Stage) -> None:
+    words = ["check", "--json", "--minutes=0.01", "--only=determinism,allreduce"]
+    result = stage.command(sys.executable, "-c", TWO_GPUS, *words)
+
+    devices = devices_of(json.loads(str(result.stdout)))
+    assert {name: each["trials"] for name, each in devices.items()} == {"GPU 0": 3, "GPU 1": 3, "together": 1}
+    assert not any(each["failed"] or each["problem"] for each in devices.values())
+    leased = {path.split("/")[2]: trial["imposed"]["devices"] for path, trial in stage.trials().items()}
+    assert leased == {"GPU_0": [0], "GPU_1": [1], "together": [0, 1]}
 
 
 @pytest.mark.slow
