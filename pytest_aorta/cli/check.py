@@ -92,6 +92,11 @@ class _Device:
         return [facts for those in self.trials.values() for facts, _ in those]
 
     @property
+    def hangs(self) -> bool:
+        """Whether a trial was not over at its deadline, whatever it was doing then."""
+        return any(facts.exit_status == "timeout" for facts in self.facts)
+
+    @property
     def model(self) -> str:
         """Devices of one model compute the same bits, as fast."""
         for _, record in (each for those in self.trials.values() for each in those):
@@ -319,7 +324,7 @@ class _Check:
         running: list[tuple[_Device, Runner, TrialJob, TrialPaths]] = []
         timeout = _PATIENCE + 3 * duration
         for device in devices:
-            if device.problem:
+            if device.problem or device.hangs:
                 continue
             config = {**_ON_DEVICES.get(name, {}).get(device.kind, {}), "duration": f"{duration:.1f}"}
             if name == "allreduce":
@@ -345,6 +350,9 @@ class _Check:
             for each in [each for each in running if each[2].is_over()]:
                 running.remove(each)
                 self._finish(name, *each)
+                if each[0].hangs:  # and would again, until each deadline
+                    for _, _, job, _ in (other for other in running if other[0] is each[0]):
+                        job.interrupt("a trial before it has hung")
             self._show(f"{name}: {total - len(running)} of {counted(total, 'trial')}, {duration:.0f} s each")
             if time.monotonic() > give_up:
                 for _, _, job, _ in running:
@@ -391,9 +399,8 @@ class _Check:
 
         for device in self.rows:
             device.reasons += _failures(device)
-            if not device.facts or all(each.outcome not in ("ok", "failed", "timeout") for each in device.facts):
-                said = next((each.failure.message for _, each in _records(device) if each.failure), None)
-                device.problem = device.problem or one_line(said or "it ran no trial")
+            if not device.facts:
+                device.problem = device.problem or "it ran no trial"
         alike = defaultdict[str, list[_Device]](list)
         for device in self.devices:
             alike[device.model].append(device)
@@ -485,11 +492,6 @@ def _file_name(text: str) -> str:
     return "".join(each if each.isalnum() or each in "-." else "_" for each in text)
 
 
-def _records(device: _Device) -> Iterator[tuple[TrialFacts, TrialResult]]:
-    for those in device.trials.values():
-        yield from those
-
-
 def _failures(device: _Device) -> Iterator[str]:
     """``gemm: wrong_product shape 64x64x64 in 3 of 3 trials``, for each workload that has failed."""
     for name, those in device.trials.items():
@@ -497,8 +499,10 @@ def _failures(device: _Device) -> Iterator[str]:
         if bad:
             ways = Counter(facts.signature.text if facts.signature else facts.outcome for facts in bad)
             yield f"{name}: {ways.most_common(1)[0][0]} in {len(bad)} of {counted(len(those), 'trial')}"
-        lost = [record for facts, record in those if facts.outcome not in ("ok", "failed", "timeout")]
-        if lost and len(lost) < len(those):
+        lost = [record for facts, record in those if not facts.is_counted]
+        if device.hangs:  # the others were called off
+            lost = [record for record in lost if record.exit_status == "timeout"]
+        if lost:
             said = lost[0].failure.message if lost[0].failure else ""
             yield f"{name}: {counted(len(lost), 'trial')} lost: {one_line(said or '')}"
 

@@ -25,6 +25,7 @@ FAULTY = r"""
 #include <dlfcn.h>
 #include <sched.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef void Product(const char *, const char *, const int *, const int *, const int *, const float *, const float *,
                      const int *, const float *, const int *, const float *, float *, const int *);
@@ -41,6 +42,8 @@ void sgemm_(const char *ta, const char *tb, const int *m, const int *n, const in
     sched_getaffinity(0, sizeof mine, &mine);
     if (CPU_COUNT(&mine) > 1)
         return;
+    while (CPU_ISSET(STUCK, &mine))
+        sleep(1);
     if (CPU_ISSET(WRONG, &mine))
         ((unsigned *)c)[0] ^= 1u << BIT;
     if (CPU_ISSET(SLOW, &mine) && (long)*m * *n * *k >= 1l << 23) {
@@ -51,7 +54,11 @@ void sgemm_(const char *ta, const char *tb, const int *m, const int *n, const in
 """
 
 
-def faulty_library(folder: Path, *, wrong: int, bit: int = 20, slow: int) -> Path:
+#: No core has this number.
+NONE = 1023
+
+
+def faulty_library(folder: Path, *, wrong: int = NONE, bit: int = 20, slow: int = NONE, stuck: int = NONE) -> Path:
     """A library to preload; skips without a compiler, or where torch does not call such products by this name."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc builds the library that plants the faults")
@@ -59,7 +66,7 @@ def faulty_library(folder: Path, *, wrong: int, bit: int = 20, slow: int) -> Pat
         pytest.skip("this torch does not call MKL, whose products the library replaces")
     source, library = folder / "faulty.c", folder / "faulty.so"
     source.write_text(FAULTY)
-    defined = [f"-DWRONG={wrong}", f"-DBIT={bit}", f"-DSLOW={slow}"]
+    defined = [f"-DWRONG={wrong}", f"-DBIT={bit}", f"-DSLOW={slow}", f"-DSTUCK={stuck}"]
     subprocess.run(["gcc", "-shared", "-fPIC", *defined, "-o", library, source, "-ldl"], check=True)
     return library
 
@@ -128,7 +135,7 @@ def test_core_that_computes_wrongly_and_slow_core_are_named(stage: Stage) -> Non
 def test_last_bit_that_only_another_core_can_show_is_found(stage: Stage) -> None:
     first, second = sorted(os.sched_getaffinity(0))[:2]
 
-    library = faulty_library(stage.path, wrong=second, bit=0, slow=1023)
+    library = faulty_library(stage.path, wrong=second, bit=0)
     status, found = checked(stage, "--only=attention", LD_PRELOAD=str(library))
 
     assert status == 1
@@ -147,6 +154,34 @@ def test_another_host_is_checked_there_and_one_that_cannot_be_reached_is_named(s
     assert "popen//python=/nowhere: not checked: " in text
     result.stdout.fnmatch_lines(["Host *Device *Trials *Failed *Verdict", "popen//id=near *together *1 *0 *"])
     assert "Not fit: " in text
+
+
+#: The check itself, whose patience with a trial is shorter.
+IMPATIENT = """
+import pytest_aorta.cli.check as checks
+from pytest_aorta.cli.main import main
+
+checks._PATIENCE = 30
+main()
+"""
+
+
+@pytest.mark.slow
+@two_cores
+def test_core_that_hangs_is_named_and_costs_one_deadline(stage: Stage) -> None:
+    sound, stuck = sorted(os.sched_getaffinity(0))[:2]
+    library = faulty_library(stage.path, stuck=stuck)
+
+    words = ["check", "--json", "--minutes=0.01", "--only=gemm,copies"]
+    result = stage.command(sys.executable, "-c", IMPATIENT, *words, env={"LD_PRELOAD": str(library)})
+
+    devices = devices_of(json.loads(str(result.stdout)))
+    assert devices[f"core {sound}"]["failed"] == 0
+    assert devices[f"core {sound}"]["trials"] == 6
+    (reason,) = devices[f"core {stuck}"]["reasons"]
+    assert "gemm: 1 trial lost: the deadline of 33 s passed in setup(); _product() at gemm.py" in reason
+    outcomes = [trial["exit_status"] for path, trial in stage.trials().items() if f"core_{stuck}" in path]
+    assert outcomes == ["timeout", "infrastructure_failed", "infrastructure_failed"]
 
 
 #: Stands in for a host with two GPUs: their numbers are leased as if they were, and the workloads compute on the CPU.
