@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.processes import wait_until_gone
 
 from pytest_aorta.probe.health import HealthReading, PartReading, difference, read_health
 from pytest_aorta.probe.health import reading as health_reading
@@ -224,15 +225,40 @@ def test_two_vendors_in_one_host_are_told_apart(tmp_path: Path) -> None:
     assert [device.name for device in reading.devices] == ["AMD GPU 0", "NVIDIA GPU 0"]
 
 
-def test_a_driver_that_hangs_is_killed_and_the_rest_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    hangs = health_reading.DeviceReader("NVIDIA")
+@pytest.fixture
+def hanging_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A double of ``pynvml`` whose second call never returns; the file that has the pids of those who called."""
+    pids = tmp_path / "pids"
+    pids.touch()
+    (tmp_path / "pynvml.py").write_text(
+        f"import os, time\n"
+        f"class NVMLError(Exception): ...\n"
+        f"def nvmlInit(): open({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')\n"
+        f"def nvmlEventSetCreate(): time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(health_reading, "vendors", lambda: ["NVIDIA"])
-    monkeypatch.setattr(health_reading, "DeviceReader", lambda vendor: hangs)
-    monkeypatch.setattr(health_reading, "serve", None)
-    monkeypatch.setattr(health_reading, "_ROOT", "/nowhere'); import time; time.sleep(600); ('")
-    reading = read_health(patience=0.5)
-    assert reading.devices[0].unreadable == {"all": "no answer within 5 s"}
+    return pids
+
+
+def test_a_driver_that_hangs_is_killed_and_the_rest_is_read(hanging_nvml: Path) -> None:
+    reading = read_health(patience=3.0)
+    assert reading.devices[0].unreadable == {"all": "its driver did not answer"}
     assert "memory_stalled_us" in reading.host.counters or "memory" in reading.host.unreadable
+    wait_until_gone(map(int, hanging_nvml.read_text().split()))
+
+
+def test_a_reader_that_hung_is_left_alone_for_a_while_and_then_replaced(hanging_nvml: Path) -> None:
+    reader = health_reading.DeviceReader("NVIDIA")
+    for again in (60.0, 0.0):
+        reader._AGAIN = again
+        reader.ask()
+        assert reader.answer(3.0)[0][0].unreadable == {"all": "its driver did not answer"}
+        reader.ask()
+        assert (reader._process is not None) is (again == 0.0)
+        reader._not_before = 0.0
+    reader.close()
+    wait_until_gone(map(int, hanging_nvml.read_text().split()))
 
 
 def reading_of(*devices: PartReading, at: float = 0.0) -> HealthReading:
