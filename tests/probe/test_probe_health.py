@@ -15,7 +15,9 @@ from support.processes import wait_until_gone
 
 from pytest_aorta.probe.health import HealthReading, PartReading, difference, read_health
 from pytest_aorta.probe.health import reading as health_reading
+from pytest_aorta.probe.health.devices import NvidiaReader
 from pytest_aorta.probe.health.model import MOST_BYTES
+from pytest_aorta.probe.health.reading import combined
 
 
 def put(root: Path, **files: object) -> None:
@@ -209,6 +211,20 @@ def test_an_nvidia_gpu_is_read_through_nvml(tmp_path: Path) -> None:
     change = difference(before, read_health(tmp_path, nvml)).devices["GPU 0"]
     assert change.counters == {"ecc_uncorrected": 1}
     assert [(event.kind, event.code) for event in change.events] == [("Xid", 94)]
+
+
+def test_an_nvidia_gpu_that_is_lost_in_a_trial_is_known_by_what_it_was(tmp_path: Path) -> None:
+    nvml = Nvml(2)
+    reader, host = NvidiaReader(nvml), PartReading(name="host")
+    before = combined(host, {"NVIDIA": reader.read()[0]}, [])
+    nvml.lost, nvml.xids = {1}, [(0, 45)]
+    devices, events = reader.read()
+    change = difference(before, combined(host, {"NVIDIA": devices}, events)).devices
+    assert change["GPU 1"].unreadable == {"all": "GPU is lost"}
+    assert change["GPU 1"].facts["pci"] == "0000:3c:00"
+    assert change["GPU 1"].gauges["temperature_c"] == (55.0, 55.0)
+    assert change["GPU 0"].unreadable == {}
+    assert [event.code for event in change["GPU 0"].events] == [45]
 
 
 def test_an_xid_that_nvml_and_the_kernel_log_tell_is_one_event(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ class Change:
         parts = {name: each.result(events.get(name, ())) for name, each in self._parts.items()}
         host = parts.pop("host", None)
         if devices is not None:
-            wanted = tuple(f" {number}" for number in devices)
+            wanted = (" ?", *(f" {number}" for number in devices))  # a driver that never answered tells no numbers
             parts = {name: part for name, part in parts.items() if name.endswith(wanted)}
         return _fitted(HealthChange(readings=self._readings, host=host, devices=parts))
 
