@@ -37,7 +37,7 @@ _FEWEST_CELLS = 3
 _EXCEPTIONS = 4
 
 #: Version of the JSON data: later versions 1.x have all keys of version 1.
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 
 _CHANGES: dict[VerdictKind, ChangeKind] = {
     "fixes": "better",

@@ -149,7 +149,8 @@ class Associations:
     @property
     def bad_place(self) -> Association | None:
         """What is to be suspected before any variable: hardware that has reported errors, a place of failures."""
-        held = [test for test in self.tests if test.is_significant and (test.factor == "hardware" or test.is_gathered)]
+        held = [test for test in self.tests if test.is_significant]
+        held = [test for test in held if test.factor == "hardware" or (test.factor in PLACES and test.is_gathered)]
         return min(held, key=lambda test: (test.factor != "hardware", test.p), default=None)
 
     @property

@@ -11,10 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.processes import wait_until_gone
 
 from pytest_aorta.probe.health import HealthReading, PartReading, difference, read_health
 from pytest_aorta.probe.health import reading as health_reading
+from pytest_aorta.probe.health.devices import NvidiaReader
 from pytest_aorta.probe.health.model import MOST_BYTES
+from pytest_aorta.probe.health.reading import combined
 
 
 def put(root: Path, **files: object) -> None:
@@ -210,6 +213,20 @@ def test_an_nvidia_gpu_is_read_through_nvml(tmp_path: Path) -> None:
     assert [(event.kind, event.code) for event in change.events] == [("Xid", 94)]
 
 
+def test_an_nvidia_gpu_that_is_lost_in_a_trial_is_known_by_what_it_was(tmp_path: Path) -> None:
+    nvml = Nvml(2)
+    reader, host = NvidiaReader(nvml), PartReading(name="host")
+    before = combined(host, {"NVIDIA": reader.read()[0]}, [])
+    nvml.lost, nvml.xids = {1}, [(0, 45)]
+    devices, events = reader.read()
+    change = difference(before, combined(host, {"NVIDIA": devices}, events)).devices
+    assert change["GPU 1"].unreadable == {"all": "GPU is lost"}
+    assert change["GPU 1"].facts["pci"] == "0000:3c:00"
+    assert change["GPU 1"].gauges["temperature_c"] == (55.0, 55.0)
+    assert change["GPU 0"].unreadable == {}
+    assert [event.code for event in change["GPU 0"].events] == [45]
+
+
 def test_an_xid_that_nvml_and_the_kernel_log_tell_is_one_event(tmp_path: Path) -> None:
     nvml = Nvml()
     nvml.xids = [(0, 79)]
@@ -224,15 +241,40 @@ def test_two_vendors_in_one_host_are_told_apart(tmp_path: Path) -> None:
     assert [device.name for device in reading.devices] == ["AMD GPU 0", "NVIDIA GPU 0"]
 
 
-def test_a_driver_that_hangs_is_killed_and_the_rest_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    hangs = health_reading.DeviceReader("NVIDIA")
+@pytest.fixture
+def hanging_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A double of ``pynvml`` whose second call never returns; the file that has the pids of those who called."""
+    pids = tmp_path / "pids"
+    pids.touch()
+    (tmp_path / "pynvml.py").write_text(
+        f"import os, time\n"
+        f"class NVMLError(Exception): ...\n"
+        f"def nvmlInit(): open({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')\n"
+        f"def nvmlEventSetCreate(): time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(health_reading, "vendors", lambda: ["NVIDIA"])
-    monkeypatch.setattr(health_reading, "DeviceReader", lambda vendor: hangs)
-    monkeypatch.setattr(health_reading, "serve", None)
-    monkeypatch.setattr(health_reading, "_ROOT", "/nowhere'); import time; time.sleep(600); ('")
-    reading = read_health(patience=0.5)
-    assert reading.devices[0].unreadable == {"all": "no answer within 5 s"}
+    return pids
+
+
+def test_a_driver_that_hangs_is_killed_and_the_rest_is_read(hanging_nvml: Path) -> None:
+    reading = read_health(patience=3.0)
+    assert reading.devices[0].unreadable == {"all": "its driver did not answer"}
     assert "memory_stalled_us" in reading.host.counters or "memory" in reading.host.unreadable
+    wait_until_gone(map(int, hanging_nvml.read_text().split()))
+
+
+def test_a_reader_that_hung_is_left_alone_for_a_while_and_then_replaced(hanging_nvml: Path) -> None:
+    reader = health_reading.DeviceReader("NVIDIA")
+    for again in (60.0, 0.0):
+        reader._AGAIN = again
+        reader.ask()
+        assert reader.answer(3.0)[0][0].unreadable == {"all": "its driver did not answer"}
+        reader.ask()
+        assert (reader._process is not None) is (again == 0.0)
+        reader._not_before = 0.0
+    reader.close()
+    wait_until_gone(map(int, hanging_nvml.read_text().split()))
 
 
 def reading_of(*devices: PartReading, at: float = 0.0) -> HealthReading:

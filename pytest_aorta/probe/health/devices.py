@@ -159,29 +159,29 @@ class Nvml(Protocol):
     def __getattr__(self, name: str) -> Any: ...
 
 
-#: Fields that one call reads: key, name of the field, and the factor that gives the unit of the key.
+#: Fields that one call reads: key, and name of the field.
 _FIELDS = (
-    ("ecc_corrected", "ECC_SBE_VOL_TOTAL", 1),
-    ("ecc_uncorrected", "ECC_DBE_VOL_TOTAL", 1),
-    ("ecc_corrected_aggregate", "ECC_SBE_AGG_TOTAL", 1),
-    ("ecc_uncorrected_aggregate", "ECC_DBE_AGG_TOTAL", 1),
-    ("retired_pages_corrected", "RETIRED_SBE", 1),
-    ("retired_pages_uncorrected", "RETIRED_DBE", 1),
-    ("retired_pages_pending", "RETIRED_PENDING", 1),
-    ("remapped_rows_corrected", "REMAPPED_COR", 1),
-    ("remapped_rows_uncorrected", "REMAPPED_UNC", 1),
-    ("remapped_rows_pending", "REMAPPED_PENDING", 1),
-    ("remapped_rows_failed", "REMAPPED_FAILURE", 1),
-    ("pcie_replays", "PCIE_REPLAY_COUNTER", 1),
-    ("nvlink_flit_errors", "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", 1),
-    ("nvlink_data_errors", "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", 1),
-    ("nvlink_replays", "NVLINK_REPLAY_ERROR_COUNT_TOTAL", 1),
-    ("nvlink_recoveries", "NVLINK_RECOVERY_ERROR_COUNT_TOTAL", 1),
-    (THROTTLED + "power cap", "PERF_POLICY_POWER", 1),
-    (THROTTLED + "heat", "PERF_POLICY_THERMAL", 1),
-    (THROTTLED + "sync boost", "PERF_POLICY_SYNC_BOOST", 1),
-    (THROTTLED + "board limit", "PERF_POLICY_BOARD_LIMIT", 1),
-    ("memory_temperature_c", "MEMORY_TEMP", 1),
+    ("ecc_corrected", "ECC_SBE_VOL_TOTAL"),
+    ("ecc_uncorrected", "ECC_DBE_VOL_TOTAL"),
+    ("ecc_corrected_aggregate", "ECC_SBE_AGG_TOTAL"),
+    ("ecc_uncorrected_aggregate", "ECC_DBE_AGG_TOTAL"),
+    ("retired_pages_corrected", "RETIRED_SBE"),
+    ("retired_pages_uncorrected", "RETIRED_DBE"),
+    ("retired_pages_pending", "RETIRED_PENDING"),
+    ("remapped_rows_corrected", "REMAPPED_COR"),
+    ("remapped_rows_uncorrected", "REMAPPED_UNC"),
+    ("remapped_rows_pending", "REMAPPED_PENDING"),
+    ("remapped_rows_failed", "REMAPPED_FAILURE"),
+    ("pcie_replays", "PCIE_REPLAY_COUNTER"),
+    ("nvlink_flit_errors", "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL"),
+    ("nvlink_data_errors", "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL"),
+    ("nvlink_replays", "NVLINK_REPLAY_ERROR_COUNT_TOTAL"),
+    ("nvlink_recoveries", "NVLINK_RECOVERY_ERROR_COUNT_TOTAL"),
+    (THROTTLED + "power cap", "PERF_POLICY_POWER"),
+    (THROTTLED + "heat", "PERF_POLICY_THERMAL"),
+    (THROTTLED + "sync boost", "PERF_POLICY_SYNC_BOOST"),
+    (THROTTLED + "board limit", "PERF_POLICY_BOARD_LIMIT"),
+    ("memory_temperature_c", "MEMORY_TEMP"),
 )
 
 #: Of the fields, those that are gauges.
@@ -212,9 +212,7 @@ class NvidiaReader:
         self._nvml = nvml
         nvml.nvmlInit()
         self._fields = [
-            (key, getattr(nvml, f"NVML_FI_DEV_{name}"), factor)
-            for key, name, factor in _FIELDS
-            if hasattr(nvml, f"NVML_FI_DEV_{name}")
+            (key, getattr(nvml, f"NVML_FI_DEV_{name}")) for key, name in _FIELDS if hasattr(nvml, f"NVML_FI_DEV_{name}")
         ]
         #: Facts of each GPU that has answered once, by number: a lost one does not tell them any more.
         self._known: dict[int, dict[str, str]] = {}
@@ -274,10 +272,10 @@ class NvidiaReader:
             self._known[number]["ecc"] = "on" if nvml.nvmlDeviceGetEccMode(handle)[0] else "off"
 
         def fields() -> None:
-            values = nvml.nvmlDeviceGetFieldValues(handle, [field for _, field, _ in self._fields])
-            for (key, _, factor), found in zip(self._fields, values, strict=True):
+            values = nvml.nvmlDeviceGetFieldValues(handle, [field for _, field in self._fields])
+            for (key, _), found in zip(self._fields, values, strict=True):
                 if found.nvmlReturn == 0 and found.valueType < len(_TYPES):
-                    value = getattr(found.value, _TYPES[found.valueType]) * factor
+                    value = getattr(found.value, _TYPES[found.valueType])
                     if key in _GAUGES:
                         gauges[key] = value
                     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -28,7 +29,9 @@ class _Part(BaseModel):
 
     @model_serializer(mode="wrap")  # no type of the result: the schema would be that type's
     def _short(self, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        return {name: value for name, value in serialize(self).items() if value not in (None, [], {}, "")}
+        fields = type(self).model_fields
+        given: dict[str, Any] = serialize(self)
+        return {name: it for name, it in given.items() if it not in (None, [], {}, "") or fields[name].is_required()}
 
 
 class HealthEvent(_Part):
@@ -135,7 +138,7 @@ class Change:
         parts = {name: each.result(events.get(name, ())) for name, each in self._parts.items()}
         host = parts.pop("host", None)
         if devices is not None:
-            wanted = tuple(f" {number}" for number in devices)
+            wanted = (" ?", *(f" {number}" for number in devices))  # a driver that never answered tells no numbers
             parts = {name: part for name, part in parts.items() if name.endswith(wanted)}
         return _fitted(HealthChange(readings=self._readings, host=host, devices=parts))
 

@@ -108,7 +108,7 @@ class DeviceReader:
     """A process that reads the devices of one vendor, as often as it is asked; replaced when it does not answer."""
 
     #: Seconds before a process that did not answer is replaced.
-    _AGAIN = 60.0
+    _AGAIN: float = 60.0
 
     def __init__(self, vendor: str) -> None:
         self.vendor = vendor
@@ -146,7 +146,7 @@ class DeviceReader:
             out = self._process.stdout
             assert out is not None
             if not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:
-                self._lose(f"no answer within {PATIENCE:g} s")
+                self._lose("its driver did not answer")
                 break
             more = os.read(out.fileno(), 1 << 16)
             self._said += more

@@ -14,10 +14,12 @@ from support.results import write_cell
 from support.stage import Stage
 from support.triage_facts import triage_of, trials
 
+from pytest_aorta.plugin.failures import short_reason
 from pytest_aorta.probe.health.meaning import after, hardware_events, meanings, throttled, xid_name
 from pytest_aorta.triage.columns import conclusions
 from pytest_aorta.triage.facts import Place, TrialFacts, facts_of
 from pytest_aorta.triage.health import changes_of_clocks
+from pytest_aorta.trials.result import TrialResult
 
 XID_94 = {"devices": {"GPU 2": {"events": [{"at": 1.0, "kind": "Xid", "code": 94}]}}, "readings": 3}
 ECC = {"devices": {"GPU 2": {"counters": {"ecc_uncorrected": 1}}}, "readings": 3}
@@ -53,6 +55,13 @@ def test_what_the_hardware_reported_is_a_part_of_the_signature() -> None:
     assert reported.signature is not None
     assert reported.signature.text == f"{plain.signature.text}, after Xid 94 (contained ECC error)"
     assert reported.hardware == (("GPU 2", "an Xid 94 (contained ECC error)"),)
+
+
+def test_the_line_of_a_failed_trial_says_what_the_hardware_reported() -> None:
+    failure = {"phase": "run", "kind": "exception", "type": "RuntimeError", "message": "CUDA error"}
+    failed = record(exit_status="workload_failed", result={"passed": False}, failure=failure, health=XID_94)
+    said = short_reason(TrialResult.from_dict(failed))
+    assert said == "RuntimeError: CUDA error (workload_failed in run, after Xid 94 (contained ECC error) on GPU 2)"
 
 
 def test_the_table_of_events_has_a_cause_a_name_and_an_action_for_each() -> None:
