@@ -358,6 +358,8 @@ class _Check:
                 for _, _, job, _ in running:
                     job.interrupt("the time of the check was over; other programs may hold the device")
             time.sleep(0.1 if running else 0)
+        if not os.isatty(2):
+            click.echo(f"{name}: {counted(total, 'trial')}", err=True)
 
     def _start(self, device: _Device, selection: Selection) -> Iterator[tuple[_Device, Runner, TrialJob, TrialPaths]]:
         plan = make_plan(selection, self._registry)
