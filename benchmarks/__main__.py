@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sessions, tasks, trials
+from benchmarks import gpu, sessions, tasks, trials
 from benchmarks.harness import BackgroundLoad, Bench, facts
 
 _CACHE = Path(__file__).with_name(".cache")
@@ -29,6 +29,7 @@ _PARTS = {
     "collectors": trials.collectors,
     "status": sessions.status,
     "recipes": sessions.recipes,
+    "gpu": gpu.gpu,
 }
 
 

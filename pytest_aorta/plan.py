@@ -251,7 +251,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             **given("timeout", "stall_timeout", "grace", "memory", "log_limit", "fail_on_nonfinite", "allow_nonfinite")
         ),
         resources=Resources(
-            **given("devices", slots=slots, own_cores=own_cores),
+            **given("devices", "health", slots=slots, own_cores=own_cores),
             hosts=hosts_of(values["host"] or (), "--aorta-host"),
             workers=workers,
             worker=worker,

@@ -464,6 +464,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("slots", slots, "N", "trials at a time: N or auto[,own-cores]", "1"),
         Setting("devices", devices, "LIST", "GPUs to lease to trials, such as 0-3; none hides all"),
         Setting("host", name, "SPEC", "host for trials: popen, ssh=... as in --tx (repeat)", separator=";"),
+        Setting("health", switch, "BOOL", "read the health of devices and host beside trials", "true", scope="ini"),
         Setting("nproc", positive_int, "N", "ranks of a distributed workload (default: its minimum)"),
         Setting(
             "launcher",

@@ -27,7 +27,7 @@ EXTRAS = ("sweeps", "psij")
 PLUGINS = {"pytest_timeout", "pytest_xdist"}
 
 #: Distributions whose module has another name.
-MODULES = {"pyyaml": "yaml", "psij_python": "psij"}
+MODULES = {"nvidia_ml_py": "pynvml", "pyyaml": "yaml", "psij_python": "psij"}
 
 
 def imported() -> set[str]:

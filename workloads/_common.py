@@ -1,4 +1,4 @@
-"""Shared by the workloads: the choice of a device, timing, lists in options, failures, and the process group."""
+"""Shared by the workloads: device, timing, lists in options, patterns and checksums, failures, and process group."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeFloat, PositiveInt
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+from torch.nn import functional
 
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 DeviceName = Literal["auto", "cpu", "cuda", "hip"]
 
@@ -40,6 +42,84 @@ def dtype_of(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+#: The integer type of each width in bytes, as which bits are compared: NaN equals itself, -0 is not 0.
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(bits(one), bits(other))
+
+
+#: Words of 8 bytes whose checksum is computed at a time.
+_PIECE = 2**21
+
+
+def checksum(tensor: Tensor) -> str:
+    """Sixteen hexadecimal digits, computed on the tensor's device; other bits, or another order of them, change it.
+
+    Words of 64 bits times odd numbers, added modulo 2**64: each change of one word changes the sum.
+    """
+    raw = tensor.detach().contiguous().flatten().view(torch.uint8)
+    words = functional.pad(raw, (0, -raw.numel() % 8)).view(torch.int64)
+    total = raw.numel()
+    for piece in torch.split(words, _PIECE):
+        odd = torch.arange(1, 2 * piece.numel(), 2, device=piece.device)
+        total = (total * 1_000_003 + int((piece * odd).sum())) % 2**64
+    return f"{total:016x}"
+
+
+#: Patterns of 64-bit words: all bits off and on, neighbours that differ, one bit that walks, its own address, noise.
+PATTERNS = ("zeros", "ones", "checkers", "walking", "address", "noise")
+
+
+def pattern(name: str, step: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """The words ``start .. start + count`` of an endless pattern: int64 ``[count]``, another one in every step."""
+    index = torch.arange(start, start + count, device=device)
+    if name == "zeros":
+        return torch.zeros_like(index)
+    if name == "ones":
+        return torch.full_like(index, -1)
+    if name == "checkers":
+        return torch.where((index + step) % 2 == 0, 0x5555555555555555, -0x5555555555555556)
+    if name == "walking":
+        return torch.bitwise_left_shift(torch.ones_like(index), (index + step) % 64)
+    if name == "address":
+        return index * 8 + step
+    mixed = (index + 7919 * (step + 1)) * 0x2545F4914F6CDD1D  # wraps around, alike on each device
+    return mixed ^ (mixed >> 29)
+
+
+class SoakConfig(BaseModel, extra="forbid", frozen=True):
+    """The options of workloads that can go on for a time."""
+
+    steps: PositiveInt = Field(default=2, description="iterations at least")
+    duration: NonNegativeFloat = Field(default=0.0, description="seconds that it goes on for, beyond its steps")
+    device: DeviceName = Field(default="auto", description="auto is a GPU when there is one")
+
+
+class Soak(Workload):
+    """A workload whose deadline grows with its option ``duration``."""
+
+    config: SoakConfig
+
+    @classmethod
+    def aorta_description(cls, config: SoakConfig) -> dict[str, Any]:
+        return {"timeout_sec": (cls.timeout_sec or 300.0) + config.duration}
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of the device that are free, or of the host that are available."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def gamma(roundings: int, unit_roundoff: float) -> float:
@@ -134,19 +214,25 @@ class StepLoop:
         self.failures = Failures()
         self.step_times: list[float] = []
         self._workload, self._device = workload, device
+        self._duration = getattr(workload.config, "duration", 0.0)
         self._started = time.perf_counter()
 
-    def steps(self) -> Iterator[tuple[int, Stopwatch]]:
-        """The number of each step, and the watch that takes its time."""
-        configured = self._workload.config.steps
-        for step in range(configured):
+    def steps(self, agreed: Callable[[bool], bool] = bool) -> Iterator[tuple[int, Stopwatch]]:
+        """The number of each step, and the watch that takes its time; until the option ``duration`` has passed, too.
+
+        ``agreed``: whether all ranks go on, whose clocks differ, if this one would.
+        """
+        configured, until = self._workload.config.steps, self._started + self._duration
+        while agreed((step := len(self.step_times)) < configured or time.perf_counter() < until):
             watch = Stopwatch(self._device)
             yield step, watch
             self.step_times.append(watch.milliseconds)
-            self._workload.progress(step + 1, configured)
+            self._workload.progress(step + 1, None if self._duration else configured)
 
     def result(self, **metrics: Any) -> WorkloadResult:
         """It passes without a failure."""
+        if self._device.type == "cuda":
+            metrics["device_name"] = torch.cuda.get_device_name(self._device)
         return WorkloadResult(
             passed=self.failures.count == 0,
             failure_count=self.failures.count,
@@ -158,7 +244,7 @@ class StepLoop:
             metrics=metrics,
             main_work_started=True,
             executed_iterations=len(self.step_times),
-            configured_iterations=self._workload.config.steps,
+            configured_iterations=max(self._workload.config.steps, len(self.step_times) if self._duration else 0),
         )
 
 

@@ -7,23 +7,27 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt
 from torch import Tensor
 
-from pytest_aorta.trials.workload import Workload, WorkloadResult
+from pytest_aorta.trials.workload import WorkloadResult
 
 from ._common import (
     CommaSeparated,
-    DeviceName,
     Failures,
+    Soak,
+    SoakConfig,
     StepLoop,
     Stopwatch,
+    checksum,
     choose_device,
     dtype_of,
+    free_memory,
     gamma,
+    same_bits,
 )
 
-DtypeName = Literal["float32", "float64", "bfloat16", "float16", "int32", "int64"]
+DtypeName = Literal["float32", "float64", "bfloat16", "float16", "int32", "int64", "tf32", "float8"]
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 """Storage of A and B: ``n`` is row-major, ``t`` is column-major. The product is the same, the kernels are not."""
@@ -67,20 +71,37 @@ def error_bound(dtype: torch.dtype, exact: Tensor, magnitude: Tensor, terms: int
     return accumulated * (1 + info.eps / 2) + info.eps / 2 * exact.abs() + reference + info.tiny
 
 
-class Gemm(Workload):
+def _bound(name: DtypeName, exact: Tensor, magnitude: Tensor, terms: int) -> Tensor:
+    """`error_bound`, also of the types of tensor cores.
+
+    - tf32: in addition, both operands are rounded to 10 bits of fraction;
+    - float8: sums keep 13 bits of fraction (measured on H100, whose tensor cores align products so) for as long as the
+      library leaves them there, taken for 1024 terms; the result is bfloat16. Coarse: bits are compared as well.
+    """
+    if name == "tf32":
+        return error_bound(torch.float32, exact, magnitude, terms) + (2**-9 + gamma(terms, 2**-22)) * magnitude
+    if name == "float8":
+        rounded = error_bound(torch.bfloat16, exact, magnitude, terms)
+        return rounded + 1.01 * gamma(min(terms, 1024), 2**-13) * magnitude
+    return error_bound(dtype_of(name), exact, magnitude, terms)
+
+
+class Gemm(Soak):
     """Products of many shapes, types and layouts, every element checked.
 
     One iteration is one pass over ``sizes`` x ``dtypes`` with fresh operands, every size in the next one of the four
-    `LAYOUTS`; ``repeat`` computes each product several times and checks each. Step times are those of the products
-    alone, in milliseconds; ``elapsed_sec`` includes the operands and the check.
+    `LAYOUTS`; ``repeat`` computes each product several times and checks each, also bit by bit against the first. With
+    ``duration``, the products of the first pass are then computed again and again, and their checksums compared. Step
+    times are those of the products alone, in milliseconds; ``elapsed_sec`` includes the operands and the check.
 
     Metrics: ``cases`` has per shape and type ``max_rel_error`` (``max |C - fl(AB)| / max |C|``), ``rel_tolerance``
-    (the bound relative to ``|A||B|``) and ``bound_used`` (largest error in units of its element's bound: more than 1
-    fails); ``worst_bound_used`` is the largest of these; ``gflops``, in 1e9 operations per second over all products;
-    ``unsupported`` lists the types that the device cannot multiply.
+    (the bound relative to ``|A||B|``), ``bound_used`` (largest error in units of its element's bound: more than 1
+    fails) and ``checksum`` (of the first product, equal on equal devices); ``worst_bound_used`` is the largest of
+    these; ``gflops``, in 1e9 operations per second over all products; ``unsupported`` lists the types that the device
+    cannot multiply.
     """
 
-    class Config(BaseModel, extra="forbid", frozen=True):
+    class Config(SoakConfig, frozen=True):
         steps: PositiveInt = Field(default=2, description="passes over all cases; four see every size in every layout")
         repeat: PositiveInt = Field(default=1, description="times that each product is computed and checked in a pass")
         sizes: Annotated[tuple[Shape, ...], CommaSeparated] = Field(
@@ -99,10 +120,12 @@ class Gemm(Workload):
         dtypes: Annotated[tuple[DtypeName, ...], CommaSeparated] = Field(
             default=("float32", "float64", "bfloat16", "float16", "int32", "int64"),
             min_length=1,
-            description="types of the operands and of the result",
+            description="types of the operands and of the result; tf32 and float8 where the device has them",
+        )
+        memory: float = Field(
+            default=0.0, ge=0, le=0.9, description="share of the device's free memory for one more, square product"
         )
         seed: int = Field(default=0, description="seed of the operands")
-        device: DeviceName = Field(default="auto", description="auto is a GPU when there is one")
 
     config: Gemm.Config
     timeout_sec: ClassVar[float | None] = 300.0
@@ -115,10 +138,15 @@ class Gemm(Workload):
     def run(self) -> WorkloadResult:
         config = self.config
         run = StepLoop(self, self.device)
-        tally = _Tally(run.failures)
+        tally = _Tally(run.failures, {name: why for name in config.dtypes if (why := _lacking(name, self.device))})
         # On the CPU whatever the device, so that every device gets the same operands.
         generator = torch.Generator().manual_seed(config.seed)
         for step, watch in run.steps():
+            if step >= config.steps:
+                self._soak(step, watch, tally)
+                continue
+            if step == 0 and config.memory:
+                self._large(watch, tally)
             for number, shape in enumerate(config.sizes):
                 layout = LAYOUTS[(step + number) % len(LAYOUTS)]
                 for name in config.dtypes:
@@ -145,12 +173,16 @@ class Gemm(Workload):
         watch: Stopwatch,
         tally: _Tally,
     ) -> None:
-        left, right = _operands(shape, dtype_of(name), generator)
+        if name == "float8":
+            if len(shape) > 3 or any(length % 16 for length in shape):
+                return  # no kernel takes it
+            layout = "nt"
+        left, right = _operands(shape, _operand_type(name, self.device), generator)
         stored_left = _stored(left.to(self.device), layout[0])
         stored_right = _stored(right.to(self.device), layout[1])
         try:
             with watch.running():
-                products = [self._product(stored_left, stored_right) for _ in range(self.config.repeat)]
+                products = [self._compute(name, stored_left, stored_right) for _ in range(self.config.repeat)]
         except RuntimeError as error:
             if "not implemented for" not in str(error):  # torch's message for a type without a kernel
                 raise
@@ -159,22 +191,131 @@ class Gemm(Workload):
         tally.operations += 2 * math.prod(shape) * self.config.repeat
         case = tally.cases.setdefault((shape, name), _empty_case(shape, name))
         exact = left.double() @ right.double()
-        bound = error_bound(left.dtype, exact, left.double().abs() @ right.double().abs(), shape[-2])
+        bound = _bound(name, exact, left.double().abs() @ right.double().abs(), shape[-2])
+        where = {"shape": case["shape"], "dtype": name, "layout": layout}
+        good = None
         for product in products:
             wrong = _check(product.cpu().double(), exact, bound, case)
             if wrong is not None:
-                tally.failures.add(step, kind="wrong_product", shape=case["shape"], dtype=name, layout=layout, **wrong)
+                tally.failures.add(step, kind="wrong_product", **where, **wrong)
+            elif good is None:
+                good = product
+            elif not same_bits(product, good):
+                tally.failures.add(step, kind="differs_from_first", **where, **_difference(product, good))
+        if step == 0 and good is not None:
+            kept = _Kept(where, name, stored_left, stored_right, good, checksum(good))
+            case["checksum"] = kept.checksum
+            tally.kept += [kept] if self.config.duration else []
+
+    def _large(self, watch: Stopwatch, tally: _Tally) -> None:
+        """One square product of each type that fills a share of the memory, checked in 256 elements."""
+        names = [name for name in self.config.dtypes if name not in tally.unsupported and not name.startswith("int")]
+        generator = torch.Generator(self.device).manual_seed(self.config.seed)
+        share = self.config.memory * free_memory(self.device) / max(1, len(names))
+        for name in names:
+            dtype = _operand_type(name, self.device)
+            size = max(16, int(math.sqrt(share / (3 * max(2, dtype.itemsize)))) // 16 * 16)
+            shape = (size, size, size)
+            operands = [torch.empty(size, size, device=self.device, dtype=dtype) for _ in range(2)]
+            for operand in operands:
+                for rows in torch.split(operand, 1024):  # in pieces: random numbers are float32 first
+                    rows.copy_(torch.randn(rows.shape, generator=generator, device=self.device))
+            left, right = operands[0], operands[1].mT
+            with watch.running():
+                product = self._compute(name, left, right)
+            tally.operations += 2 * size**3
+            case = tally.cases.setdefault((shape, name), _empty_case(shape, name))
+            some = torch.linspace(0, size - 1, 16).long()
+            rows, rest = (torch.stack([each[index].double().cpu() for index in some.tolist()]) for each in operands)
+            columns, some = rest.mT, some.to(self.device)
+            bound = _bound(name, rows @ columns, rows.abs() @ columns.abs(), size)
+            wrong = _check(product[some][:, some].cpu().double(), rows @ columns, bound, case)
+            where = {"shape": case["shape"], "dtype": name, "layout": "nt"}
+            if wrong is not None:
+                tally.failures.add(0, kind="wrong_product", **where, **wrong)
+            kept = _Kept(where, name, left, right, product, checksum(product))
+            case["checksum"] = kept.checksum
+            tally.kept += [kept] if self.config.duration else []
+
+    def _soak(self, step: int, watch: Stopwatch, tally: _Tally) -> None:
+        for kept in tally.kept:
+            with watch.running():
+                products = [self._compute(kept.name, kept.left, kept.right) for _ in range(self.config.repeat)]
+            tally.operations += 2 * kept.left.numel() * kept.right.shape[-1] * len(products)
+            for product in products:
+                if checksum(product) != kept.checksum:
+                    difference = _difference(product, kept.product)
+                    tally.failures.add(step, kind="differs_from_first", **kept.where, **difference)
+
+    def _compute(self, name: DtypeName, left: Tensor, right: Tensor) -> Tensor:
+        if name == "float8":
+            one = torch.ones((), device=self.device)
+            return torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16)
+        if name != "tf32":
+            return self._product(left, right)
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            return self._product(left, right)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
 
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.matmul(left, right)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A product that is computed again as long as the run goes on."""
+
+    where: dict[str, Any]
+    name: DtypeName
+    left: Tensor
+    right: Tensor
+    product: Tensor
+    checksum: str
+
+
 @dataclass
 class _Tally:
     failures: Failures
+    unsupported: dict[DtypeName, str]
     cases: dict[tuple[Shape, DtypeName], dict[str, Any]] = field(default_factory=dict)
-    unsupported: dict[DtypeName, str] = field(default_factory=dict)
+    kept: list[_Kept] = field(default_factory=list)
     operations: int = 0
+
+
+def _lacking(name: DtypeName, device: torch.device) -> str:
+    """Why the device cannot multiply a type of tensor cores; empty if it can."""
+    if name not in ("tf32", "float8"):
+        return ""
+    if device.type == "cuda" and torch.version.hip is None:
+        has = torch.cuda.get_device_capability(device) >= {"tf32": (8, 0), "float8": (8, 9)}[name]
+    else:
+        has = device.type == "cuda" and torch.cuda.get_device_properties(device).gcnArchName.startswith(
+            ("gfx94",) if name == "tf32" else ("gfx94", "gfx95")
+        )
+    return "" if has else f"{device} has no units for {name}"
+
+
+def _operand_type(name: DtypeName, device: torch.device) -> torch.dtype:
+    if name == "tf32":
+        return torch.float32
+    if name != "float8":
+        return dtype_of(name)
+    is_fnuz = torch.version.hip is not None and "gfx94" in torch.cuda.get_device_properties(device).gcnArchName
+    return torch.float8_e4m3fnuz if is_fnuz else torch.float8_e4m3fn
+
+
+def _difference(product: Tensor, first: Tensor) -> dict[str, Any]:
+    wrong = (product != first) & ~(product.isnan() & first.isnan())
+    place = int(wrong.flatten().int().argmax())
+    return {
+        "wrong_elements": int(wrong.sum()),
+        "index": [int(i) for i in torch.unravel_index(torch.tensor(place), first.shape)],
+        "actual": float(product.flatten()[place]),
+        "expected": float(first.flatten()[place]),
+    }
 
 
 def _operands(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -195,13 +336,12 @@ def _stored(matrix: Tensor, order: str) -> Tensor:
 
 
 def _empty_case(shape: Shape, name: DtypeName) -> dict[str, Any]:
-    dtype = dtype_of(name)
     one = torch.ones((), dtype=torch.float64)
     return {
         "shape": "x".join(str(length) for length in shape),
         "dtype": name,
         "max_rel_error": 0.0,
-        "rel_tolerance": float(error_bound(dtype, one, one, shape[-2])),
+        "rel_tolerance": float(_bound(name, one, one, shape[-2])),
         "bound_used": 0.0,
     }
 

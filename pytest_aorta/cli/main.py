@@ -18,6 +18,7 @@ from pytest_aorta.settings import RequestError
 #: Subcommands in the order of the help: the module, which is imported when the command is asked for, and what it does.
 _COMMANDS = {
     "try": ("try_", "Run a command a few times, say what it does and how it fails, and find out what fixes it."),
+    "check": ("check", "Is this machine, or another one, fit to be trusted? One row for each device."),
     "init": ("project", "Create a recipe (aorta.toml) and a workspace in DIR."),
     "status": ("project", "Show the progress of each action of a recipe."),
     "show": ("project", "Show directories, cells, trials, clusters, nodes, or what collectors found."),

@@ -203,6 +203,7 @@ def _comparison_lines(comparison: RunComparison, most: int | None) -> Iterator[s
     yield from _table(cells)
     if comparison.factor is not None:
         yield comparison.factor.sentence
+    yield from comparison.clocks
     if any(change.more_trials is not None for change in cells):
         yield "~N more: about so many more trials, in A and in B, would decide"
     for change in cells:

@@ -217,16 +217,16 @@ class SlotEngine:
             if self._unusable is not None:
                 raise self._unusable
             if self._pool is None:
-                resources, store = self._resources, self._node_store
+                resources, store, run = self._resources, self._node_store, self._run
                 try:
                     if not resources.hosts:
-                        self._hosts.append(LocalHost(resources, node_store=store))
+                        self._hosts.append(LocalHost(resources, node_store=store, run=run))
                     else:
                         from pytest_aorta.launch.remote_host import RemoteHost, start_hosts  # and with it execnet
 
                         for number, spec in enumerate(resources.hosts):
                             died = partial(self._lose_host, number)
-                            of_host = resources, len(resources.hosts), store if number == 0 else None, number
+                            of_host = resources, len(resources.hosts), store if number == 0 else None, number, run
                             self._hosts.append(RemoteHost(spec, of_host, self._identity, died))
                         start_hosts(self._hosts)
                 except (LaunchModeError, EngineUnusable) as error:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _CHUNK = 2**20
 
 #: What a ``LocalHost`` is made of.
-_OfHost: TypeAlias = tuple[Resources, int, tuple[str, int] | None, int]
+_OfHost: TypeAlias = tuple[Resources, int, tuple[str, int] | None, int, str]
 
 
 class RemoteHost:

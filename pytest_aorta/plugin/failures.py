@@ -21,6 +21,7 @@ from pytest_aorta.common.texts import (
 from pytest_aorta.plugin import SUFFIXES, is_of_recipe
 from pytest_aorta.plugin.compat import WithLines, add_reason, add_section, has_no_summary, longrepr_of
 from pytest_aorta.plugin.run import PAYLOAD, run_of
+from pytest_aorta.probe.health.meaning import after, hardware_events
 from pytest_aorta.settings import SETTINGS
 from pytest_aorta.trials.execution import KEPT_DAYS
 from pytest_aorta.trials.tracebacks import stacks_excerpt, without_callers, without_runner
@@ -153,7 +154,9 @@ def short_reason(record: TrialResult) -> str:
     failure = record.failure
     assert failure is not None
     lines = _what(failure).splitlines() or [""]
-    return " ".join(printable(f"{lines[0]} ({_status(record)})").split())
+    reported = after(record.health.model_dump()) if record.health else ""
+    ended = ", ".join(filter(None, (_status(record), reported)))
+    return " ".join(printable(f"{lines[0]} ({ended})").split())
 
 
 def _what(failure: Failure) -> str:
@@ -174,6 +177,9 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
     failure = record.failure
     assert failure is not None
     lines = [": ".join(filter(None, (_status(record), _what(failure))))]
+    for event in hardware_events(record.health.model_dump()) if record.health else ():
+        where = "the host" if event.place == "host" else event.place
+        lines.append(f"hardware: {event.name} on {where}; {event.action}")
     if failure.confidence in ("likely", "unknown"):
         unknown = "the rank that is the cause is unknown"
         rank = unknown if failure.rank is None else f"rank {failure.rank} is likely the cause"

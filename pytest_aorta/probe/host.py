@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
+from pytest_aorta.common.kfd_topology import kfd_address, kfd_nodes, kfd_properties
 from pytest_aorta.probe.guard import Facts, Guard, ToolFailed, ask, first_line, keyed_lines, read_text
 from pytest_aorta.probe.variables import redacted_command_line
 
@@ -344,9 +344,7 @@ def amd(guard: Guard, root: Path = Path("/")) -> Facts | None:
 
 def _amd_device(node: Path, root: Path) -> Facts:
     properties = kfd_properties(node)
-    location = properties.get("location_id", 0)
-    bus, device, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7
-    address = f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function:x}"
+    address = kfd_address(properties)
     banks = [kfd_properties(bank) for bank in node.glob("mem_banks/*")]
     return {
         "node": int(node.name),

@@ -270,7 +270,7 @@ MEANINGS: Mapping[VerdictKind, str] = {
     "leaves": "it removes one way to fail, but fails in another one, which the first may have hidden",
     "slower": "nothing has failed, and it takes longer than the baseline",
     "faster": "nothing has failed, and it takes less time than the baseline",
-    "confounded": "it ran in other places, or at another time, than the baseline, which may make the difference",
+    "confounded": "it ran elsewhere, at another time or at other clocks, which may make the difference",
     "baseline": "the cell that others are compared with",
     "similar": "nothing has failed, and it takes as long as the baseline",
     "second baseline": "its variables have the same values without it: its trials are more trials of the baseline",
@@ -348,7 +348,7 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, settings: TriageSetting
         if kind == "fixes" and first.is_slower:
             text += ". A fault of timing can hide in slower steps"
         return f"{text}."
-    if confounded := best("confounded"):
+    if confounded := [row for row in best("confounded") if not (row.speed and row.speed.held_back)]:
         first = confounded[0]
         what = first.verdict.of.removeprefix("with ")
         both = "by turns would decide (--aorta-order interleaved)" if what == "time" else f"on one {what} would decide"
@@ -395,7 +395,12 @@ def _speeds(rows: Sequence[Row], base: CellStatistics) -> list[str]:
     If the run asks for speed, also cells that are as fast, and undecided ones.
     """
     texts = []
+    for row in rows:
+        if row.speed is not None and row.speed.held_back:
+            why = f"{row.speed.held_back}, so that the clocks may make the difference"
+            texts.append(f"{_mitigation(row, base)} takes {row.speed.change}, but {why}.")
     for kind in ("slower", "faster", "similar", "undecided"):
+        rows = [row for row in rows if row.speed is None or not row.speed.held_back]
         asked = rows if kind in ("slower", "faster") else [row for row in rows if row.is_on_speed]
         alike = [row for row in asked if row.speed and row.speed.kind == kind and row.verdict.kind != "second baseline"]
         if alike:

@@ -17,7 +17,8 @@ from pytest_aorta.triage.cells import CellStatistics, SignatureCount
 from pytest_aorta.triage.columns import Column, difference_with_interval, json_data, p_value
 from pytest_aorta.triage.draws import StartComparison
 from pytest_aorta.triage.environments import Difference, Environments, differences
-from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.triage.facts import CellKey, TrialFacts
+from pytest_aorta.triage.health import changes_of_clocks
 from pytest_aorta.triage.judging import LEVEL, Comparison, Pair, VerdictKind, judge
 from pytest_aorta.triage.rates import difference_p, holm
 from pytest_aorta.triage.reading import Results, triage_in_order
@@ -36,7 +37,7 @@ _FEWEST_CELLS = 3
 _EXCEPTIONS = 4
 
 #: Version of the JSON data: later versions 1.x have all keys of version 1.
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 
 _CHANGES: dict[VerdictKind, ChangeKind] = {
     "fixes": "better",
@@ -56,6 +57,7 @@ class Side:
     environments: dict[CellKey, Environments]
     hosts: tuple[str, ...]
     times: tuple[str, ...]
+    facts: tuple[TrialFacts, ...] = ()
 
     @property
     def trials(self) -> int:
@@ -134,6 +136,7 @@ class RunComparison:
         shared: differences of the environments of all cells, the most important first.
         particular: labels of cells with differences of their environments only.
         factor: common change of step times, which the speed of each cell is compared with; ``None`` for none.
+        clocks: sentences on what has held clocks back in one run more than in the other.
     """
 
     a: Side
@@ -146,6 +149,7 @@ class RunComparison:
     shared: tuple[Difference, ...]
     particular: tuple[tuple[tuple[str, ...], tuple[Difference, ...]], ...]
     factor: CommonFactor | None = None
+    clocks: tuple[str, ...] = ()
 
 
 def _fields(value: Any, *names: str) -> dict[str, Any]:
@@ -259,6 +263,7 @@ def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float 
         shared=tuple(each for each in differences(was, now) if each.fact in everywhere),
         particular=tuple((labels, tuple(each)) for labels, each in by_cells.items()),
         factor=factor,
+        clocks=changes_of_clocks(before.facts, after.facts),
     )
 
 
@@ -308,6 +313,7 @@ def read_side(path: Path, rules: Sequence[tuple[str, str]] | None = None) -> Sid
         environments=environments,
         hosts=tuple(sorted({each.place.host for each in facts if each.place.host})),
         times=tuple(sorted(each.started_at for each in facts if each.started_at)),
+        facts=tuple(facts),
     )
 
 
@@ -376,6 +382,7 @@ def comparison_data(comparison: RunComparison) -> dict[str, Any]:
             {column.key: column.value(change) for column in COLUMNS if column.key} for change in comparison.cells
         ],
         "common_speed": comparison.factor and _fields(comparison.factor, "ratio", "cells"),
+        "clocks": comparison.clocks,
         "only_in_a": only(comparison.only_a),
         "only_in_b": only(comparison.only_b),
         "environment": {

@@ -33,8 +33,9 @@ Installed = Callable[[str], Mapping[str, str] | None]
 Counts = Counter[Value | None]
 
 #: Sections that are not in a record's snapshot of its environment, and their order behind it.
-OPTIONS, _RUN = "options", "run"
-_AFTER = {FILES: len(RULES), IMPORTED_LATER: len(RULES), OPTIONS: len(RULES) + 1, _RUN: len(RULES) + 2}
+OPTIONS, _RUN, _DEVICES = "options", "run", "devices"
+_AFTER = {FILES: 0, IMPORTED_LATER: 0, OPTIONS: 1, _RUN: 2, _DEVICES: 2}
+_AFTER = {section: len(RULES) + place for section, place in _AFTER.items()}
 
 #: Sections: packages that every record names; all installed ones, if their list is known; the digest of that list.
 PACKAGES_SECTION, _INSTALLED, _DIGEST = "packages", "installed", "digest of packages"
@@ -96,6 +97,7 @@ class Environments:
             "trials at a time": prod(numbers) if len(numbers) == len(at_a_time) else None,
         }
         self._count(_RUN, {name: _text(value) for name, value in run.items() if value is not None}, bool(request))
+        self._count(_DEVICES, _of_devices(_mapping(record.get("health"))), False)
 
     def update(self, others: Environments) -> None:
         """Add the trials of ``others``."""
@@ -133,6 +135,20 @@ def _parse_facts(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
         return {PACKAGES._replace(section=_DIGEST): content["digest"]}, complete
     facts = facts_of_section(PACKAGES_SECTION if section == _INSTALLED else section, content)
     return {fact._replace(section=section): value for fact, value in facts.items()}, complete
+
+
+def _of_devices(health: Mapping[str, Any]) -> dict[str, str]:
+    """Settings of a trial's devices that decide their speed."""
+    found: dict[str, dict[str, str]] = {"ECC of GPUs": {}, "power cap of GPUs": {}, "partition of GPUs": {}}
+    for name, part in _mapping(health.get("devices")).items():
+        facts, gauges = _mapping(part.get("facts")), _mapping(part.get("gauges"))
+        if "ecc" in facts:
+            found["ECC of GPUs"][name] = facts["ecc"]
+        if "partition" in facts:
+            found["partition of GPUs"][name] = facts["partition"]
+        if "power_cap_w" in gauges:
+            found["power cap of GPUs"][name] = f"{gauges['power_cap_w'][1]:.0f} W"
+    return {what: " and ".join(sorted(set(values.values()))) for what, values in found.items() if values}
 
 
 def _text(value: Any) -> str:

@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
 from pytest_aorta.common.texts import one_line
+from pytest_aorta.probe.health.meaning import gauge, hardware_events, throttled
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.settings import BESIDE, COLLECT, OPTION, PREFIX
 from pytest_aorta.triage.signatures import Signature, bounded, on_one_line, signature_of
@@ -270,6 +271,10 @@ class TrialFacts:
         operators: own time of each operator in ms per step, measured by the collector ``profile``.
         collected, not_collected: findings of collectors, and the first problem of each: ``numerics: ...``.
         observed: it ran with collectors.
+        hardware: errors that the hardware has not corrected: place and name, ``("GPU 2", "an Xid 94 (...)")``.
+        throttled: why the clocks of its devices, or of its host, were held back; ``None`` if that was not read.
+        clock_mhz: the greatest clock of its devices, or of the host's CPU; ``None`` if unknown.
+        temperature_c: the greatest temperature of its devices; ``None`` if unknown.
         event: the cause that kept this trial from being counted, equal for all trials that the cause has hit; ``None``
             for a counted trial or one lost alone.
         obstacle: what a command lacked before its first step, in words that are equal for all trials that lacked it.
@@ -310,6 +315,10 @@ class TrialFacts:
     collected: tuple[str, ...] = ()
     not_collected: tuple[str, ...] = ()
     observed: bool = False
+    hardware: tuple[tuple[str, str], ...] = ()
+    throttled: frozenset[str] | None = None
+    clock_mhz: float | None = None
+    temperature_c: float | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -366,6 +375,8 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         if all(each["rank"] == rank and each.get("blame") != "unknown" for each in failed):
             culprit = (rank, len(ranks))
     seeds = (each.get("seeds") or {} for each in (record, *sorted(ranks, key=lambda each: int(each["rank"]))))
+    health: Mapping[str, Any] = record.get("health") or {}
+    clock, heat = gauge(health, "sm_mhz") or gauge(health, "cpu_most_mhz"), gauge(health, "temperature_c")
     # In a plan, the cell's name is enough; a test may choose more than its name says.
     cell = record.get("cell") or f"{record['execution_env']['name']}-{'+'.join(record['mitigations_applied'])}"
     test = record.get("test") or {}
@@ -411,6 +422,10 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         collected=tuple(f"{name}: {each['sentence']}" for name, each in collected.items() if each.get("sentence")),
         not_collected=tuple(f"{name}: {each['problems'][0]}" for name, each in collected.items() if each["problems"]),
         observed=bool(request.get("collect")),
+        hardware=tuple((each.place, each.what) for each in hardware_events(health) if each.cause == "hardware"),
+        throttled=throttled(health) if health.get("readings") else None,
+        clock_mhz=clock and clock[1],
+        temperature_c=heat and heat[1],
     )
 
 

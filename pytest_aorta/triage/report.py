@@ -373,6 +373,7 @@ class Report:
             "starts": self._starts(),
             "steps": [chart for cells in groups.values() if (chart := step_times(cells)) is not None],
             "evidence": self._evidence(by_cell),
+            "health": self._health(),
             "most_drawn": MOST_CELLS,
             "environments": self._between_cells(),
             "method": next((row.comparison.method for row in rows if row.comparison is not None), "fixed"),
@@ -547,6 +548,31 @@ class Report:
             texts += _more(len(differing) - _MOST_DIFFERENCES, "{} more in the trial files")
             rows.append((self.labels[key], self.labels[base], texts))
         return rows
+
+    def _health(self) -> list[dict[str, Any]]:
+        """Temperature and clocks of the trials over the run, with their scale; none without readings of two trials."""
+        curves = []
+        for what, unit, values in (
+            ("Temperature", "\N{DEGREE SIGN}C", [facts.temperature_c for facts in self.trials]),
+            ("Clock", " MHz", [facts.clock_mhz for facts in self.trials]),
+        ):
+            known = [value for value in values if value is not None]
+            if len(known) < 2:
+                continue
+            low, high = min(known), max(known)
+            spots = [
+                (100 * order / len(values), 42 - 40 * (value - low) / ((high - low) or 1), facts.is_failure)
+                for order, (value, facts) in enumerate(zip(values, self.trials, strict=True), 1)
+                if value is not None
+            ]
+            curves.append(
+                {
+                    "label": f"{what}: {low:.0f} to {high:.0f}{unit}",
+                    "line": "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y, _ in spots),
+                    "failed": "".join(f"M{x:.1f} {y - 3:.1f}v6" for x, y, failed in spots if failed),
+                }
+            )
+        return curves
 
     def _evidence(self, by_cell: Mapping[CellKey, list[tuple[float, TrialFacts]]]) -> list[dict[str, Any]]:
         """Failures over the run for each cell and its baseline; empty if all trials are ok."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from pytest_aorta.common.texts import ESCAPES, native_function, one_line
+from pytest_aorta.probe.health.meaning import after
 from pytest_aorta.trials.records import CONTRADICTED
 from pytest_aorta.trials.tracebacks import HEADING, Frame, exceptions_in, failed_frames, native_frames, own_frames
 
@@ -295,6 +296,7 @@ class Signature:
             innermost function that is known; of a hang, the function of a library that it was in; of a failed result,
             the words of its first detail.
         cause: the exception that was being handled when this one was raised.
+        after: what the hardware has reported meanwhile: ``after Xid 94 (contained ECC error)``.
     """
 
     kind: str
@@ -304,10 +306,15 @@ class Signature:
     where: str = ""
     message: str = ""
     cause: str = ""
+    after: str = ""
 
     @property
     def text(self) -> str:
-        """One line for the table: ``loss is nan (train.py:88 in step)``."""
+        """One line for the table: ``loss is nan (train.py:88 in step), after Xid 94 (contained ECC error)``."""
+        return bounded(", ".join(filter(None, (self._without_hardware, self.after))), _TEXT)
+
+    @property
+    def _without_hardware(self) -> str:
         what = f"{self._what} at exit" if self.phase == "exit" else self._what
         if self.where:
             return bounded(f"{what} ({self.where})" + (f" after {self.cause}" if self.cause else ""), _TEXT)
@@ -341,6 +348,8 @@ def signature_of(record: Mapping[str, Any], rules: Sequence[tuple[str, str]] = (
     if record["exit_status"] == "ok":
         return None
     signature = _signature_of(record)
+    if reported := after(record.get("health") or {}, with_place=False):
+        signature = replace(signature, after=reported)
     if rules:
         failure = record.get("failure") or {}
         details = (each for each in record["result"].get("failure_details") or () if isinstance(each, Mapping))

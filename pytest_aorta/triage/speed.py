@@ -72,6 +72,7 @@ class Speed:
         interval: of the ratio, 95 %; ``None`` if there are too few trials to exclude anything.
         p: of "as fast as the baseline", two-sided; ``p_adjusted`` is corrected for the number of cells (Holm).
         reason: why a cell is ``undecided``, if its interval does not say so.
+        held_back: why it may only seem slower or faster: ``14 of 20 trials of omp_1 ran under a power cap, ...``.
     """
 
     kind: SpeedKind
@@ -81,6 +82,7 @@ class Speed:
     p_adjusted: float = 1.0
     reason: str = ""
     of: Subject = "steps"
+    held_back: str = ""
 
     @property
     def change(self) -> str:

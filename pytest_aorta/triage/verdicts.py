@@ -20,6 +20,7 @@ from pytest_aorta.triage.draws import (
 )
 from pytest_aorta.triage.factorial import Factorial, factorials
 from pytest_aorta.triage.facts import CellKey, TrialFacts
+from pytest_aorta.triage.health import why_slower
 from pytest_aorta.triage.judging import (
     DIFFERENT,
     ENOUGH,
@@ -38,7 +39,14 @@ from pytest_aorta.triage.replays import ReplayedCell
 from pytest_aorta.triage.rounds import Rounds, analyse_rounds, is_sooner, round_counts
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.slow_ranks import slow_ranks
-from pytest_aorta.triage.speed import OperatorChange, Speed, Subject, changed_operators, compare_speeds, measured
+from pytest_aorta.triage.speed import (
+    OperatorChange,
+    Speed,
+    Subject,
+    changed_operators,
+    compare_speeds,
+    measured,
+)
 from pytest_aorta.triage.where import (
     NO_ASSOCIATIONS,
     Associations,
@@ -181,7 +189,10 @@ class Row:
     @property
     def is_on_speed(self) -> bool:
         """Whether the verdict is on its step times, as nothing has failed."""
-        return self.verdict.kind in ("slower", "faster", "similar") or self.verdict.of == "on the speed"
+        return self.verdict.kind in ("slower", "faster", "similar") or self.verdict.of in (
+            "on the speed",
+            "with clocks",
+        )
 
     @property
     def is_slower(self) -> bool:
@@ -321,7 +332,9 @@ class Triage:
                     verdict = self._refine_by_ways(ways[key], verdict)
                 is_open = verdict.kind == "undecided" or verdict.is_same
                 if is_open and not (cells[key].failures or cells[baseline].failures):
-                    if speed.kind in ("slower", "faster") or (self.settings.speed and speed.kind == "similar"):
+                    if speed.held_back:
+                        verdict = Verdict("confounded", speed.held_back, of="with clocks")
+                    elif speed.kind in ("slower", "faster") or (self.settings.speed and speed.kind == "similar"):
                         verdict = Verdict(speed.kind)
                     elif self.settings.speed:
                         verdict = Verdict("undecided", of="on the speed")
@@ -497,6 +510,12 @@ class Triage:
             # Clocks may change overnight.
             if speed.kind != "n/a" and not _overlap(self._cells[key], self._cells[baseline]):
                 speed = replace(speed, kind="undecided", reason="its trials ran at another time")
+            if speed.kind in ("slower", "faster"):
+                both = [key, baseline] if speed.kind == "slower" else [baseline, key]
+                slow, fast = (self._cells[each] for each in both)
+                names = slow.key.cell, fast.key.cell
+                if why := why_slower(slow.finished, fast.finished, names):
+                    speed = replace(speed, kind="undecided", reason=why, held_back=why)
             judged.append(speed)
         return judged
 

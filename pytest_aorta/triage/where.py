@@ -61,7 +61,7 @@ _PERMUTATIONS, _STEP, _CLEARLY_NOT = 1999, 200, 20
 Factor = Literal[
     "host", "device", "slot", "job", "start", "hash seed", "seed", "first trial", "rank", "order",
     "trial before", "trial before in its cell",
-    "trial before at its place", "step times",
+    "trial before at its place", "step times", "hardware",
 ]  # fmt: skip
 
 #: Factors that are places, with their names in sentences.
@@ -148,9 +148,10 @@ class Associations:
 
     @property
     def bad_place(self) -> Association | None:
-        """The place where failures gather, to be suspected before any variable."""
-        held = [test for test in self.tests if test.is_significant and test.factor in PLACES and test.is_gathered]
-        return min(held, key=lambda test: test.p, default=None)
+        """What is to be suspected before any variable: hardware that has reported errors, a place of failures."""
+        held = [test for test in self.tests if test.is_significant]
+        held = [test for test in held if test.factor == "hardware" or (test.factor in PLACES and test.is_gathered)]
+        return min(held, key=lambda test: (test.factor != "hardware", test.p), default=None)
 
     @property
     def start(self) -> Association | None:
@@ -196,6 +197,7 @@ def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associ
     places = [*_places(trials, differ), *_first_trials(trials)]
     tests = [
         *places,
+        *_hardware(trials),
         *_ranks(trials),
         *_in_time(trials, places, ("order", *RUNS)),
         *_step_times(trials),
@@ -369,6 +371,49 @@ def _gathering(
     for value in tables:
         alike.setdefault(frozenset(members[value]), []).append(value)
     return [(stratified_tails(tables[values[0]])[1], values) for values in alike.values()]
+
+
+# Errors that hardware has reported.
+
+
+def _hardware(trials: Sequence[TrialFacts]) -> Iterator[Association]:
+    """Test, for each device and host, whether trials with an error there fail more often, within cells."""
+    at: dict[tuple[str | None, str], dict[int, str]] = {}
+    for number, facts in enumerate(trials):
+        for place, what in facts.hardware:
+            at.setdefault((facts.place.host, place), {}).setdefault(number, what)
+    tested: list[tuple[float, str, list[int]]] = []
+    several = len({facts.place.host for facts in trials}) > 1
+    for (host, place), errors in at.items():
+        tables: dict[CellKey, list[int]] = {}
+        for number, facts in enumerate(trials):
+            counts = tables.setdefault(facts.key, [0, 0, 0, 0])
+            side = 0 if number in errors else 2
+            counts[side] += facts.is_failure
+            counts[side + 1] += 1
+        strata = [(a, b, c, d) for a, b, c, d in tables.values() if b and d]
+        name = "the host" if place == "host" else place
+        name = f"{name} {host}" if place == "host" and several and host else f"{name} of {host}" if several else name
+        tested.append((stratified_tails(strata)[1] if strata else 1.0, name, list(errors)))
+    for p, name, errors_at in sorted(tested)[:1]:
+        with_error = [trials[number] for number in errors_at]
+        failed, failures = sum(facts.is_failure for facts in with_error), sum(facts.is_failure for facts in trials)
+        others, passed = len(trials) - failures, len(with_error) - failed
+        names = Counter(
+            what
+            for facts in with_error
+            if facts.is_failure
+            for place, what in facts.hardware
+            if name.startswith(place) or (place == "host" and name.startswith("the host"))
+        )
+        what = names.most_common(1)[0][0] if names else "an error"
+        text = (
+            f"suspect {name}: {failed} of {failures} failures came with {what} there, "
+            f"{passed} of {others} other trials ({p_text(min(1.0, p * len(tested)))})"
+        )
+        yield Association(
+            "hardware", name, failed, len(with_error), failures, len(trials), min(1.0, p * len(tested)), sentence=text
+        )
 
 
 # Starts, and seeds.

@@ -194,6 +194,7 @@ class Resources:
             otherwise it has what it would have alone.
         workers: number of processes that share the trials, as those of xdist do, each with so many slots.
         worker: number of this process among them.
+        health: whether the health of devices and host is read while they run.
     """
 
     slots: int = 1
@@ -202,6 +203,7 @@ class Resources:
     own_cores: bool = False
     workers: int = 1
     worker: int = 0
+    health: bool = True
 
     @property
     def total_slots(self) -> int:

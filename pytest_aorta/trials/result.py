@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pytest_aorta.probe.health.model import HealthChange
 from pytest_aorta.registry import Engine
 from pytest_aorta.trials.execution import Cwd, Isolation, Launcher, Limits, Resources
 from pytest_aorta.trials.records import (
@@ -213,8 +214,9 @@ class TrialResult(_Part):
     know before the result is believed. ``zygote``: which prepared process of its cell the trial was forked from, from
     0; those of one share what it drew at its start. ``None`` for a trial that was a process of its own.
     ``how_started``: what was chosen for the trials of its cell, and why. ``imports_sec``: seconds that the first rank
-    has spent on imports from installed distributions, by module, of those that took 0.05 s and more. Fields that the
-    schema of AORTA does not have may be missing.
+    has spent on imports from installed distributions, by module, of those that took 0.05 s and more. ``health``: what
+    the hardware said meanwhile, ``None`` where that is switched off. Fields that the schema of
+    AORTA does not have may be missing.
     """
 
     schema_version: Literal["0.1"] = SCHEMA_VERSION
@@ -251,6 +253,7 @@ class TrialResult(_Part):
     side_by_side: SideBySide | None = None
     artifacts: dict[str, str] = Field(default_factory=dict)
     collected: dict[str, Collected] = Field(default_factory=dict)
+    health: HealthChange | None = None
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> TrialResult:

@@ -82,7 +82,7 @@ def test_the_json_has_the_keys_that_the_docs_promise(runs: Path) -> None:
     result = run("a", "b", "--json", "--fail-on", "worse")
     assert result.exit_code == 1
     found = json.loads(result.stdout, parse_constant=lambda constant: pytest.fail(constant))
-    assert found["schema_version"] == "1.1"
+    assert found["schema_version"] == "1.2"
     first, second = found["cells"]
     assert (first["workload"], first["cell"], first["verdict"]) == ("gemm", "local-none", "worse")
     assert first["failure_rate"]["p_adjusted"] == 2 * first["failure_rate"]["p"]

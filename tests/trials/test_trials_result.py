@@ -50,6 +50,8 @@ def drawn(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of(*map(drawn, inner))
     if origin is list:
         return st.lists(drawn(inner[0]), max_size=2)
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return st.tuples(*map(drawn, inner))
     if origin is tuple:
         return st.lists(drawn(inner[0]), max_size=2).map(tuple)
     if origin is dict:

@@ -38,6 +38,7 @@ def test_fails_only_when_the_process_starts_with_several_threads(threads: int, m
     assert (result["metrics"]["threads"], result["executed_iterations"]) == (threads, 3)
     if threads == 1:
         equal = {"bitwise_equal": True, "repeats_equal": True, "max_abs_diff": 0, "rounds_differing": 0}
+        equal["bound_used"] = 0
         assert all(finding == equal for finding in result["metrics"]["operations"].values())
         assert (result["failure_count"], result["metrics"]["operations_differing"]) == (0, 0)
     else:
@@ -76,7 +77,7 @@ class Elementwise(Determinism):
 
     def operations(self, generator: torch.Generator) -> dict[str, Operation]:
         numbers = torch.randn(1_000_003, generator=generator)
-        return {"square": lambda: numbers * numbers}
+        return {"square": Operation(lambda: numbers * numbers)}
 
 
 def test_operation_that_threads_do_not_change_passes() -> None:
@@ -94,7 +95,8 @@ class ByThreads(Determinism):
         def signed_zero() -> torch.Tensor:
             return torch.tensor([0.0 if torch.get_num_threads() == 1 else -0.0])
 
-        return {"signed_zero": signed_zero, "nan": lambda: torch.tensor([float("nan")])}
+        nan = torch.tensor([float("nan")])
+        return {"signed_zero": Operation(signed_zero), "nan": Operation(lambda: nan)}
 
 
 def test_bits_are_compared_and_not_numbers_and_what_is_not_finite_fails_even_if_it_repeats() -> None:
@@ -116,17 +118,56 @@ class Drifting(Determinism):
             self.calls += 1
             return torch.tensor([float(self.calls)])
 
-        return {"count": count}
+        return {"count": Operation(count)}
 
 
 def test_results_that_differ_from_run_to_run_are_distinguished() -> None:
     result = run(Drifting, threads=1, steps=1, repeat=3)
 
-    assert [failure["kind"] for failure in result.failure_details] == [
-        "differs_from_reference",
-        "differs_between_repeats",
-    ]
+    kinds = [failure["kind"] for failure in result.failure_details]
+    assert kinds == ["corruption", "differs_between_repeats"]
     assert result.metrics["operations"]["count"]["repeats_equal"] is False
+
+
+class OneBit(Determinism):
+    """An element of one product has another bit in its fraction, once."""
+
+    calls = 0
+
+    def operations(self, generator: torch.Generator) -> dict[str, Operation]:
+        made = super().operations(generator)
+        right = made["matmul_256x256x256"]
+
+        def wrong() -> torch.Tensor:
+            self.calls += 1
+            product = right.compute()
+            if self.calls == 2:
+                product.view(torch.int32)[3, 5] ^= 1 << 18
+            return product
+
+        return {**made, "matmul_256x256x256": Operation(wrong, right.terms)}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_corruption_is_told_from_the_order_of_sums(threads: int) -> None:
+    result = run(OneBit, threads=threads)
+
+    assert result.metrics["corruptions"] == 1
+    first, *others = result.failure_details
+    wrong = {"kind": "corruption", "operation": "matmul_256x256x256", "elements_differing": 1, "elements": 65536}
+    assert first.items() >= wrong.items()
+    assert first["times_the_bound"] > 1
+    assert "corruption" not in {failure["kind"] for failure in others}
+
+
+def test_order_of_sums_may_pass_and_corruption_then_fails_alone() -> None:
+    passed = run(threads=2, order_of_sums="passes")
+    assert passed.passed
+    assert passed.metrics["operations_differing"] > 0
+    assert all(finding["bound_used"] < 0.1 for finding in passed.metrics["operations"].values())
+
+    failed = run(OneBit, threads=2, order_of_sums="passes")
+    assert [failure["kind"] for failure in failed.failure_details] == ["corruption"]
 
 
 def test_gpu_needs_a_second_run_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -180,3 +182,54 @@ def test_sizes_and_types_can_be_written_as_text() -> None:
 
     assert config.sizes == ((64, 64, 64), (3, 4, 5, 6))
     assert config.dtypes == ("float32", "int64")
+
+
+class WrongInTheSoak(Gemm):
+    """After the first pass, one bit of one product is another, once."""
+
+    calls = 0
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        product = super()._product(left, right)
+        self.calls += 1
+        if self.calls == 5:  # one in setup, three types in the first pass
+            product.view(torch.int32)[1, 2] ^= 1
+        return product
+
+
+def test_soak_computes_the_first_products_again_and_finds_one_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes = ("float32", "float64", "bfloat16")
+    # Its clock counts how often it was asked, so that several steps take place however busy this machine is.
+    clock = SimpleNamespace(perf_counter=itertools.count(0.0, 0.01).__next__)
+    monkeypatch.setattr("aorta_workloads._common.time", clock)
+    sound = run(dtypes=dtypes, duration=0.5)
+    assert sound.passed
+    assert sound.executed_iterations is not None
+    assert sound.executed_iterations > 2
+    assert len({case["checksum"] for case in sound.metrics["cases"]}) == 3
+
+    result = run(WrongInTheSoak, dtypes=dtypes, duration=0.5)
+    (failure,) = result.failure_details
+    place = {"iteration": 1, "kind": "differs_from_first", "dtype": "float32", "wrong_elements": 1, "index": [1, 2]}
+    assert failure.items() >= place.items()
+
+
+def test_product_that_fills_a_share_of_the_memory_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aorta_workloads.gemm.free_memory", lambda device: 10 * 3 * 4 * 100 * 100)
+    options: dict[str, Any] = {"dtypes": ("float32",), "memory": 0.1, "duration": 0.1}
+
+    sound = run(**options)
+    assert sound.passed
+    assert "96x96x96" in {case["shape"] for case in sound.metrics["cases"]}
+    wrong = run(OneWrongElement, **options).failure_details
+    assert all(
+        failure["shape"] != "96x96x96" for failure in wrong
+    )  # alike each time, and not among those that are read
+
+
+def test_types_of_tensor_cores_are_listed_where_there_are_none() -> None:
+    result = run(dtypes=("float32", "tf32", "float8"))
+
+    assert result.passed
+    assert [each["dtype"] for each in result.metrics["unsupported"]] == ["tf32", "float8"]
+    assert result.metrics["unsupported"][0]["reason"] == "cpu has no units for tf32"

@@ -21,6 +21,11 @@ WORKLOADS = {
     "gemm": ("Gemm", "single_process"),
     "pipeline": ("Pipeline", "single_process"),
     "determinism": ("Determinism", "single_process"),
+    "attention": ("Attention", "single_process"),
+    "copies": ("Copies", "single_process"),
+    "alltoall": ("AllToAll", "distributed"),
+    "checkpoint": ("Checkpoint", "single_process"),
+    "dataloader": ("DataLoading", "single_process"),
 }
 
 

@@ -19,6 +19,7 @@ from pytest_aorta.launch.host.supervisor import BEHIND, Supervisor
 from pytest_aorta.launch.job import TrialJob
 from pytest_aorta.launch.launch_mode import NodeStore, own_rank, under_launcher
 from pytest_aorta.launch.record import check_claims, warning_of
+from pytest_aorta.probe.health.sampler import Sampler
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.zygote import ZygoteError
 from pytest_aorta.trials.execution import Resources
@@ -35,11 +36,13 @@ class LocalHost:
         hosts: int = 1,
         node_store: tuple[str, int] | None = None,
         number: int = 0,
+        run: str = "",
     ) -> None:
         self.allocator = Allocator(resources, hosts)
         self.zygotes = CellZygotes(resources, hosts, number)
         self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
         self.node_store = None if node_store is None else NodeStore(*node_store)
+        self._sampler = Sampler(run) if resources.health else None
         #: Watched working directories that trials share; ``None`` except in the first of several workers.
         self._shared: dict[str, SharedFolder] | None = {} if resources.worker == 0 and own_rank() == 0 else None
         self._lock = threading.Lock()
@@ -54,6 +57,8 @@ class LocalHost:
 
         Raises ``START_FAILURES``; ``LeaseCancelled`` or ``ZygoteUnwanted`` once the job is cancelled.
         """
+        if self._sampler is not None:
+            self._sampler.start()  # it is ready once the workload has been imported
         try:
             if job.key not in self._prepared:
                 if job.spec.collect:  # raises where they cannot be used for any trial
@@ -75,6 +80,7 @@ class LocalHost:
         # One device per rank.
         need = self.prepare_cell(job, slot).plan.nproc
         with self.allocator.allocate(job, slot, need, (spec.workload.name, spec.cell)) as allocation:
+            sampled = None if self._sampler is None else self._sampler.begin()
             trial = Supervisor(job, allocation, self.zygotes, self.temporary, self.node_store)
             job.on_cancel(trial.interrupt)
             shared = None
@@ -86,6 +92,10 @@ class LocalHost:
                     shared = self._shared[here.cwd]
             with RunningBeside(spec.environment.beside) as beside:
                 record = self._watched(job, trial)
+            if self._sampler is not None:
+                devices = None if allocation.imposes.devices is None else allocation.device_ids
+                health = self._sampler.end(sampled, devices, record.exit_status != "ok")
+                record = record.model_copy(update={"health": health})
             warnings = [beside.problem, None if shared is None else shared.warning()]
             if any(warnings):
                 record = record.model_copy(update={"warnings": [*record.warnings, *filter(None, warnings)]})
@@ -117,6 +127,8 @@ class LocalHost:
     def close(self) -> None:
         self.zygotes.close()
         self.temporary.close()
+        if self._sampler is not None:
+            self._sampler.close()
         if self.node_store is not None:
             self.node_store.close()
 

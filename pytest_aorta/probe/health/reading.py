@@ -1,0 +1,204 @@
+"""One reading of everything; devices in processes of their own, because a call of a driver may hang for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_aorta.probe.health.devices import NvidiaReader, Nvml, amd_devices, read_amd
+from pytest_aorta.probe.health.host import KernelLog, read_host, reason_of
+from pytest_aorta.probe.health.model import HealthEvent, HealthReading, PartReading
+
+#: Seconds that a driver has for an answer.
+PATIENCE = 5.0
+
+_ROOT = str(Path(__file__).parents[3])
+
+_PR_SET_PDEATHSIG = 1
+
+
+def read_health(root: Path = Path("/"), nvml: Nvml | None = None, patience: float = PATIENCE) -> HealthReading:
+    """The health of this host and of all its GPUs, now. Never raises, and creates no context on a GPU.
+
+    Returns:
+        ``host`` and ``devices``, each with ``counters`` (errors, throttling: they only grow), ``gauges`` (temperature,
+        power, clocks, memory), ``throttled`` (why clocks are held back now), ``facts`` (``vendor``, ``model``, ``pci``,
+        ``ecc``), and ``unreadable``: why something is missing. ``events``: what the kernel log holds, since the system
+        has started. ``difference(before, after)`` says what has changed between two readings.
+
+    Args:
+        root: another root of the file system, such as a recorded tree; then no process is started.
+        nvml: what stands in for the module ``pynvml``; then no process is started.
+        patience: seconds that each driver has for its answer. One that has none is killed, and is ``unreadable``.
+    """
+    log = KernelLog(root)
+    events = log.read()
+    host = with_log(read_host(root), log)
+    log.close()
+    found: dict[str, list[PartReading]] = {}
+    if root != Path("/") or nvml is not None:
+        found["AMD"] = read_amd(root)
+        if nvml is not None:
+            found["NVIDIA"], more = _nvidia(nvml)
+            events += more
+    else:
+        children = [DeviceReader(vendor) for vendor in vendors()]
+        for child in children:
+            child.ask()
+        until = time.monotonic() + patience
+        for child in children:
+            found[child.vendor], more = child.answer(max(0.0, until - time.monotonic()))
+            events += more
+            child.close()
+    return combined(host, found, events)
+
+
+def with_log(host: PartReading, log: KernelLog) -> PartReading:
+    if not log.problem:
+        return host
+    return host.model_copy(update={"unreadable": {**host.unreadable, "kernel log": log.problem}})
+
+
+def vendors(root: Path = Path("/")) -> list[str]:
+    """Those whose driver is loaded."""
+    nvidia = (root / "proc/driver/nvidia").exists() or (root / "dev/nvidiactl").exists()
+    return ["NVIDIA"] * nvidia + ["AMD"] * bool(amd_devices(root))
+
+
+def combined(
+    host: PartReading, found: Mapping[str, Sequence[PartReading]], events: Sequence[HealthEvent]
+) -> HealthReading:
+    """One reading; devices have the name of their vendor only where there are several."""
+    there = [vendor for vendor, devices in found.items() if devices]
+    devices = []
+    for vendor in there:
+        for each in found[vendor]:
+            name = f"{vendor} {each.name}" if len(there) > 1 else each.name
+            devices.append(each.model_copy(update={"name": name}))
+    # The driver tells an Xid to NVML and to the kernel log.
+    kept: list[HealthEvent] = []
+    for event in sorted(events, key=lambda each: (each.text == "", each.at)):
+        if event.text or not any((event.code, event.device) == (other.code, other.device) for other in kept):
+            kept.append(event)
+    kept.sort(key=lambda each: each.at)
+    return HealthReading(at=round(time.time(), 3), host=host, devices=devices, events=kept)
+
+
+def _nvidia(nvml: Nvml) -> tuple[list[PartReading], list[HealthEvent]]:
+    try:
+        return NvidiaReader(nvml).read()
+    except nvml.NVMLError as error:
+        return [_unknown("NVIDIA", reason_of(error))], []
+
+
+def _unknown(vendor: str, reason: str) -> PartReading:
+    return PartReading(name="GPU ?", facts={"vendor": vendor}, unreadable={"all": reason})
+
+
+class DeviceReader:
+    """A process that reads the devices of one vendor, as often as it is asked; replaced when it does not answer."""
+
+    #: Seconds before a process that did not answer is replaced.
+    _AGAIN: float = 60.0
+
+    def __init__(self, vendor: str) -> None:
+        self.vendor = vendor
+        self._devices: list[PartReading] = []
+        self._problem = ""
+        self._not_before = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = b""
+
+    def ask(self) -> None:
+        """Ask for a reading, of a new process where there is none."""
+        if self._process is None and time.monotonic() >= self._not_before:
+            code = f"import sys; sys.path.insert(0, {_ROOT!r}); from {__name__} import serve; serve({self.vendor!r})"
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    cwd="/",
+                )
+            except OSError as error:
+                self._lose(reason_of(error))
+        self._said = b""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(b"\n")
+                self._process.stdin.flush()
+
+    def answer(self, patience: float) -> tuple[list[PartReading], list[HealthEvent]]:
+        """The devices and events that it was asked for; without an answer, what is known of the devices, and why."""
+        until = time.monotonic() + patience
+        while self._process is not None and not self._said.endswith(b"\n"):
+            out = self._process.stdout
+            assert out is not None
+            if not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:
+                self._lose("its driver did not answer")
+                break
+            more = os.read(out.fileno(), 1 << 16)
+            self._said += more
+            if not more:
+                self._lose("its reader has died")
+        if self._process is None:
+            devices = self._devices or [_unknown(self.vendor, "")]
+            lost = {"all": self._problem}
+            return [PartReading(name=each.name, facts=each.facts, unreadable=lost) for each in devices], []
+        answer = json.loads(self._said)
+        if "problem" in answer:
+            return [_unknown(self.vendor, answer["problem"])], []
+        self._devices = [PartReading.model_validate(each) for each in answer["devices"]]
+        return self._devices, [HealthEvent.model_validate(each) for each in answer["events"]]
+
+    def _lose(self, why: str) -> None:
+        self._problem, self._not_before = why, time.monotonic() + self._AGAIN
+        self.close()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            for pipe in (self._process.stdin, self._process.stdout):
+                with contextlib.suppress(OSError):
+                    if pipe is not None:
+                        pipe.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in a driver: it dies when that returns
+                self._process.wait(1.0)
+            self._process = None
+
+
+def serve(vendor: str) -> None:
+    """Answer each line of the standard input by a reading of the vendor's devices; the body of a ``DeviceReader``."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    nvidia: NvidiaReader | None = None
+    while sys.stdin.buffer.readline():
+        answer: dict[str, object] = {}
+        try:
+            events: list[HealthEvent] = []
+            if vendor == "AMD":
+                devices = read_amd()
+            else:
+                if nvidia is None:
+                    import pynvml
+
+                    nvidia = NvidiaReader(pynvml)
+                devices, events = nvidia.read()
+            answer["devices"] = [each.model_dump() for each in devices]
+            answer["events"] = [each.model_dump() for each in events]
+        except ImportError:
+            answer["problem"] = "nvidia-ml-py is not installed"
+        except Exception as error:  # of NVML, whose errors are of no common type
+            answer["problem"] = reason_of(error)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
