@@ -36,7 +36,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # Of a run with one trial, the sampler's start is a third of the time.
-os.environ["PYTEST_AORTA_HEALTH"] = "false"
+os.environ.setdefault("PYTEST_AORTA_HEALTH", "false")
 
 # Runs of pytest in this process would append to it.
 os.environ.pop("GITHUB_STEP_SUMMARY", None)
