@@ -14,7 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -122,7 +122,7 @@ class Endpoint(Protocol):
 
     def start(self, dispatch: Dispatch) -> None: ...
 
-    def stop(self, dispatch: Dispatch, why: str) -> None: ...
+    def stop(self, dispatch: Dispatch, why: str, grace: float) -> None: ...
 
 
 def record_of(node: GraphNode) -> TaskRecord:
@@ -448,11 +448,11 @@ class Dispatcher:
         run.ended.set()
         self.lock.notify_all()
 
-    def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
+    def cancel_run(self, run: GraphRun, why: str, running: bool, grace: float | None = None) -> None:
         with self.turn:
             run.cancelled = run.cancelled or why
             for node in [node for node in run.nodes if not node.payload.has_settled]:
-                self.cancel(node, why, running)
+                self.cancel(node, why, running, grace)
 
     def cancel_runs(self, why: str) -> None:
         with self.turn:
@@ -538,11 +538,11 @@ class Dispatcher:
             for node in nodes:
                 self.graph.release_scope(node)
 
-    def cancel(self, node: GraphNode, why: str, running: bool = True) -> None:
+    def cancel(self, node: GraphNode, why: str, running: bool = True, grace: float | None = None) -> None:
         with self.turn:
             failure = TaskFailure("Cancelled", why)
             if not self._cancel_unstarted(node, Outcome.CANCELLED, failure) and running:
-                self._stop(node.payload.running, Completion(Outcome.CANCELLED, None, failure), why)
+                self._stop(node.payload.running, Completion(Outcome.CANCELLED, None, failure), why, grace)
 
     def _cancel_unstarted(self, node: GraphNode, outcome: Outcome, failure: TaskFailure) -> bool:
         if node.state not in UNSTARTED:
@@ -651,7 +651,9 @@ class Dispatcher:
         if dispatch.deadline is not None:
             dispatch.deadline()
         if dispatch.stopping is not None and completion.outcome is not Outcome.SUCCESS:
-            completion = dispatch.stopping
+            how, completion = completion.failure, dispatch.stopping
+            if how is not None and how.traceback and completion.failure is not None:
+                completion = replace(completion, failure=replace(completion.failure, traceback=how.traceback))
         task: GraphTask = dispatch.node.payload
         member = dispatch.member
         if dispatch.node.run.killed and completion.outcome is Outcome.SUCCESS and member.definition is not None:
@@ -681,14 +683,15 @@ class Dispatcher:
         with self.turn:
             why = f"not finished within {dispatch.node.payload.timeout:g} s"
             failure = TaskFailure("TimeoutError", f"{dispatch.endpoint.name}: TimeoutError: {why}")
-            self._stop([dispatch], Completion(Outcome.TIMEOUT, None, failure), why)
+            self._stop([dispatch], Completion(Outcome.TIMEOUT, None, failure), why, 0.0)
 
-    @staticmethod
-    def _stop(running: Iterable[Dispatch], completion: Completion, why: str) -> None:
+    def _stop(
+        self, running: Iterable[Dispatch], completion: Completion, why: str, grace: float | None = None
+    ) -> None:
         for dispatch in running:
             if not dispatch.over and dispatch.stopping is None:
                 dispatch.stopping = completion
                 try:
-                    dispatch.endpoint.stop(dispatch, why)
+                    dispatch.endpoint.stop(dispatch, why, self.grace if grace is None else grace)
                 except Exception:
                     traceback.print_exc()  # an error of this package, which must not end the turn

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from pytest_aorta.runtime.arguments import TaskArgs
 from pytest_aorta.runtime.callables import dumps, loads
@@ -50,6 +50,9 @@ MAX_MESSAGE = 2**30
 
 #: Seconds that a process may live on after it has closed its socket; usually it is just about to end.
 MUTE = 2.0
+
+#: Bytes of the stacks of a task that hangs.
+MAX_STACKS = 2**15
 
 #: The length that precedes every message.
 _HEADER = struct.Struct("!i")
@@ -177,17 +180,17 @@ class ProcessEndpoint:
         self._current = dispatch
         link.send(message)
 
-    def stop(self, dispatch: Dispatch, why: str) -> None:
+    def stop(self, dispatch: Dispatch, why: str, grace: float) -> None:
         """Cancel a task: ask a worker below, which is killed if that does not help; kill the process of a slot."""
         if dispatch is not self._current:
             return
         if self._cancels:
             assert self._link is not None
-            self._link.send(("cancel", dispatch.id, why))
-            moment = time.monotonic() + 2 * self._dispatcher.grace + 1
+            self._link.send(("cancel", dispatch.id, why, grace))
+            moment = time.monotonic() + 2 * grace + 1
             self._dispatcher.loop.call_at(moment, partial(self._end_with, dispatch, 0.0))
         else:
-            self._end_with(dispatch, self._dispatcher.grace)
+            self._end_with(dispatch, grace)
 
     def _end_with(self, dispatch: Dispatch, grace: float) -> None:
         with self._dispatcher.turn:
@@ -196,7 +199,8 @@ class ProcessEndpoint:
             if self._state is ProcessState.READY:
                 self._enter(ProcessState.CONDEMNED)
             if self._link is not None:
-                self._link.kill(grace)
+                overdue = dispatch.stopping is not None and dispatch.stopping.outcome is Outcome.TIMEOUT
+                self._link.kill(grace, stacks=overdue)
 
     # Messages from the process, on the thread of the link
 
@@ -235,8 +239,8 @@ class ProcessEndpoint:
 
     # Deaths
 
-    def died(self, how: str, link: Link) -> None:
-        failure = TaskFailure("ProcessDied", how)
+    def died(self, how: str, link: Link, stacks: str = "") -> None:
+        failure = TaskFailure("ProcessDied", how, stacks)
         with self._dispatcher.turn:
             if link is not self._link:
                 return
@@ -333,12 +337,16 @@ class ProcessLink:
     A process that is stopped, or busy with something else, does not read; what its socket does not take waits here.
     """
 
-    def __init__(self, endpoint: ProcessEndpoint, loop: EventLoop, task: Task, sock: socket.socket) -> None:
+    def __init__(
+        self, endpoint: ProcessEndpoint, loop: EventLoop, task: Task, sock: socket.socket, stacks: IO[bytes]
+    ) -> None:
         sock.setblocking(False)
         self._endpoint = endpoint
         self._loop = loop
         self._task = task
         self._socket = sock
+        #: Where the process writes its stacks when it is asked for them.
+        self._stacks = stacks
         self._incoming = bytearray()
         self._sending = threading.Lock()
         self._outgoing = bytearray()
@@ -454,17 +462,19 @@ class ProcessLink:
         self._hang_up()
         self._task.close()
         said = ", and ".join(part for part in (self._problem, how) if part)
-        self._endpoint.died(f"its process {said}" if how else said, self)
+        with self._stacks:
+            stacks = os.pread(self._stacks.fileno(), MAX_STACKS, 0).decode(errors="replace")
+        self._endpoint.died(f"its process {said}" if how else said, self, stacks)
 
-    def kill(self, grace: float) -> None:
+    def kill(self, grace: float, *, stacks: bool = False) -> None:
         """End the process and all its descendants, within ``grace`` seconds; does not wait."""
-        self._task.kill(grace)
+        self._task.kill(grace, stacks=stacks)
 
     def close(self, grace: float) -> None:
         """Ask it to end, wait for ``grace`` seconds, then end it."""
         self.send(("close",))
         if not self._ended.wait(0.0 if self._closed else grace):
-            self._task.kill(0.0)
+            self.kill(0.0)
             self._ended.wait(grace or 5.0)
 
 

@@ -425,7 +425,7 @@ class HostConnection:
             return exit_text(self._process.wait(patience))
         return None
 
-    def kill(self, grace: float) -> None:
+    def kill(self, grace: float, *, stacks: bool = False) -> None:
         """Ask the service to end, kill it after ``grace`` seconds; does not wait. Its death is reported as ever."""
         self._killed = True
         threading.Thread(target=self._end, args=(grace,), name=f"{self._spec.id}-kill", daemon=True).start()

@@ -216,7 +216,7 @@ def serve_worker(spec: Any, transport: Transport, owner: int | None, seed: Seed 
                 task.start(mapped, *rest[1:])
             elif word == "cancel":
                 if rest[0] in tasks:
-                    tasks[rest[0]].cancel(rest[1])
+                    tasks[rest[0]].cancel(*rest[1:])
             elif word == "unmap":
                 mapped.unmap(rest[0])
             elif word == "callables":
@@ -287,6 +287,6 @@ class WorkerTask:
         with contextlib.suppress(OSError):  # the level above is gone; the end of the transport ends this process
             self._transport.send(("ended", self._number, outcome, payload, failure, content))
 
-    def cancel(self, why: str) -> None:
+    def cancel(self, why: str, grace: float | None = None) -> None:
         """Cancel the run now, or once it exists."""
-        self._opened.add_done_callback(lambda opened: opened.result().cancel(why, running=True))
+        self._opened.add_done_callback(lambda opened: opened.result().cancel(why, running=True, grace=grace))

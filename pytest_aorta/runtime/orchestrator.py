@@ -7,6 +7,7 @@ import math
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,9 @@ class TaskRef:
         self._node = node
         #: Tensors allocated for ``TaskArgs.add_output``, in order, for all members of a group.
         self.outputs = outputs
+        for tensor in outputs:
+            if (slab := slab_of(tensor)) is not None:
+                slab.reference = weakref.ref(self)
 
     def __repr__(self) -> str:
         record = self.record
@@ -199,9 +203,9 @@ class RunHandle:
             events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": row, "args": {"name": name}})
         Path(file).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
-    def cancel(self, why: str = "cancelled", *, running: bool = False) -> None:
-        """Start no further task; with ``running``, end running ones."""
-        self._dispatcher.cancel_run(self._run, why, running)
+    def cancel(self, why: str = "cancelled", *, running: bool = False, grace: float | None = None) -> None:
+        """Start no further task; with ``running``, end running ones within ``grace`` seconds (the worker's)."""
+        self._dispatcher.cancel_run(self._run, why, running, grace)
 
 
 #: Tasks per SUB worker that ``map`` makes: as many as ``multiprocessing.Pool.map``, whose items may differ as much.

@@ -127,6 +127,8 @@ class Slab:
     #: Whether no task uses it any more; whether no tensor does.
     released: bool = False
     dropped: bool = False
+    #: The ``TaskRef`` whose output it is.
+    reference: weakref.ref[Any] | None = None
 
     @property
     def stop(self) -> int:
@@ -442,10 +444,11 @@ class _Ring:
             del self._slabs[bisect.bisect_left(self._slabs, slab.offset, key=lambda other: other.offset)]
             self.used -= slab.size
 
-    @property
-    def held(self) -> int:
-        """Bytes kept only by the user's tensors."""
-        return sum(slab.size for slab in self._slabs if slab.released and not slab.dropped)
+    def held(self) -> tuple[int, list[Any]]:
+        """Bytes kept only by the user's tensors, and the references that keep some of them."""
+        held = [slab for slab in self._slabs if slab.released and not slab.dropped]
+        references = [slab.reference() for slab in held if slab.reference is not None]
+        return sum(slab.size for slab in held), [ref for ref in references if ref is not None]
 
 
 class Heap:
@@ -510,10 +513,13 @@ class Heap:
                     return slab
                 left = give_up - time.monotonic()
                 if left <= 0:
+                    held, references = room.held()
+                    names = ", ".join(map(str, references[:3])) + (", ..." if references[3:] else "")
+                    which = f" ({len(references)} are the outputs of references: {names})" if references else ""
                     raise RuntimeError(
                         f"ring {ring} is full: waited {self._patience:g} s for {nbytes} bytes, but"
                         f" {room.size - room.used} of {room.size} are free and those not always in one piece, and"
-                        f" tensors that you hold beyond their scope keep {room.held}; raise heap_ring_size, drop"
+                        f" tensors that you hold beyond their scope keep {held}{which}; raise heap_ring_size, drop"
                         " these, or release older allocations with orch.scope()"
                     )
                 self._changed.wait(min(left, LOOK))

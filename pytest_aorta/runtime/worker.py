@@ -7,12 +7,14 @@ import itertools
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -437,7 +439,7 @@ class Worker:
 
 
 #: Variables by which libraries learn how many threads to compute with. One that the user has set stays.
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
 
 #: Seconds that a start waits for devices; processes of a worker that was killed may still be ending.
 PATIENCE = 5.0
@@ -576,23 +578,26 @@ class ChildProcesses:
     ) -> ProcessLink:
         output = [fd for fd in (1, 2) if os.path.exists(f"/proc/self/fd/{fd}")]
         ours, theirs = socket.socketpair()
+        stacks = tempfile.TemporaryFile()  # noqa: SIM115  (closed by the link)
         try:
             zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **threads}))
             if zygote.against_forking:
                 reasons = "; ".join(zygote.against_forking)
                 raise StartupError(f"{endpoint.name}: a process of this interpreter cannot be forked: {reasons}")
             payload = {**payload, "output": output, "owner": os.getpid()}
-            task = zygote.start_task(payload, cores=cores, descriptors=held)
+            file = Path(f"/proc/{os.getpid()}/fd/{stacks.fileno()}")
+            task = zygote.start_task(payload, stacks=file, cores=cores, descriptors=held)
             for fd in (theirs.fileno(), *output):
                 task.send_fd(fd)
         except BaseException as error:
             ours.close()
+            stacks.close()
             if isinstance(error, ZygoteError | OSError):
                 raise StartupError(f"{endpoint.name}: {error}") from error
             raise
         finally:
             theirs.close()
-        link = ProcessLink(endpoint, self._dispatcher.loop, task, ours)
+        link = ProcessLink(endpoint, self._dispatcher.loop, task, ours, stacks)
         link.send(what)
         return link
 

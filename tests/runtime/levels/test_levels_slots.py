@@ -44,6 +44,15 @@ def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Host
     wait_until_gone([pid])
 
 
+def test_a_deadline_waits_for_nobody_and_says_where_the_task_hung(gates: Gates) -> None:
+    with Worker(3, num_sub_workers=1, grace=2 * PATIENCE) as worker:  # is for those that are asked to end
+        gate = worker.register(levels_tasks.gate_against_sigterm)
+        record = run_one(lambda orch: orch.submit_sub(gate, gates.at("hang"), timeout=1), worker)
+    assert record.outcome is Outcome.TIMEOUT
+    assert record.failure is not None
+    assert "in gate_against_sigterm" in record.failure.traceback
+
+
 def test_the_next_task_is_not_sent_to_a_process_that_is_about_to_be_ended(host: Host) -> None:
     """Tasks that end at the very moment of their deadline: what follows them is not hit."""
     for _ in range(10):
@@ -133,7 +142,7 @@ def test_what_a_task_prints_goes_where_its_submitter_prints(capfd: pytest.Captur
 
 # What a slot is and sees
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
 
 
 @pytest.fixture
@@ -169,7 +178,7 @@ def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytes
         assert sorted(payload["cores"] for payload in found) == sorted(map(list, core_shares(slots)))
         for payload in found:
             count = str(threads_of(payload["cores"]))
-            assert payload["threads"] == dict(zip(THREADS, (count, "77", count), strict=True))
+            assert payload["threads"] == dict(zip(THREADS, (count, "77", count, count), strict=True))
 
 
 def test_a_successor_has_the_variables_and_the_cores_of_its_predecessor() -> None:
