@@ -6,7 +6,9 @@ thread that made the change: waking a scheduler thread would cost more than a sh
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import heapq
 import itertools
 import math
 import threading
@@ -84,11 +86,11 @@ class GraphTask(Member):
     outcome: Outcome | None = None
     failure: TaskFailure | None = None
     running: tuple[Dispatch, ...] = ()
-    #: Its place in the queue of ready tasks.
-    order: int = 0
     #: Whether its outcome is final, and whether a thread waits for that.
     has_settled: bool = False
     awaited: bool = False
+    #: Called once it has settled, outside of the lock.
+    watchers: tuple[Callable[[], object], ...] = ()
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -161,6 +163,9 @@ def _member_record(node: GraphNode, member: Member, outcome: Outcome, failure: T
 #: ``("group", None)``.
 Key = tuple[str, Any]
 
+#: The rank of its run, its number among those that became ready, and the task.
+_Ready = tuple[tuple[int, int], int, GraphNode]
+
 
 def _key(task: GraphTask) -> Key:
     if task.kind is TaskKind.SUB:
@@ -172,39 +177,38 @@ def _key(task: GraphTask) -> Key:
 
 
 class ReadyQueues:
-    """The ready tasks of one run, in the order in which they became ready, with a queue for every key.
+    """The ready tasks of all runs, with a queue for every key: by priority, by run, and as they became ready.
 
     Only the heads of the few queues are checked for whether they can start, now or ever. A busy worker delays only its
     own tasks.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[Key, deque[GraphNode]] = {}
+        self._queues: dict[Key, list[_Ready]] = {}
         self._order = itertools.count()
 
     def push(self, node: GraphNode) -> None:
-        node.payload.order = next(self._order)
-        self._queues.setdefault(_key(node.payload), deque()).append(node)
+        heapq.heappush(self._queues.setdefault(_key(node.payload), []), (node.run.rank, next(self._order), node))
 
     def __bool__(self) -> bool:
         return bool(self._queues)
 
     def heads(self) -> list[tuple[Key, GraphNode]]:
-        heads = []
+        heads: list[tuple[_Ready, Key]] = []
         for key, queue in list(self._queues.items()):
-            while queue and queue[0].state is not State.READY:  # cancelled meanwhile
-                queue.popleft()
+            while queue and queue[0][2].state is not State.READY:  # cancelled meanwhile
+                heapq.heappop(queue)
             if queue:
-                heads.append((key, queue[0]))
+                heads.append((queue[0], key))
             else:
                 del self._queues[key]
         if len(heads) > 1:
-            heads.sort(key=lambda head: head[1].payload.order)
-        return heads
+            heads.sort()
+        return [(key, head[2]) for head, key in heads]
 
     def take(self, key: Key) -> None:
         queue = self._queues[key]
-        queue.popleft()
+        heapq.heappop(queue)
         if not queue:
             del self._queues[key]
 
@@ -305,8 +309,17 @@ class GraphRun:
     """
 
     def __init__(
-        self, *, ring_size: int, fail_fast: bool = False, keeps: Any = None, hazards: Hazards | None = None
+        self,
+        *,
+        ring_size: int,
+        fail_fast: bool = False,
+        priority: int = 0,
+        keeps: Any = None,
+        hazards: Hazards | None = None,
     ) -> None:
+        #: Tasks of the lowest rank start first.
+        self.rank = -priority, next(_run_numbers)
+        self.watchers: tuple[Callable[[], object], ...] = ()
         self.ring_size = ring_size
         self.hazards = hazards
         #: Tasks that have not ended, and whether a submission waits for one of them.
@@ -315,7 +328,6 @@ class GraphRun:
         self.fail_fast = fail_fast
         #: References that its tasks may need until all have ended.
         self.keeps = keeps
-        self.queues = ReadyQueues()
         #: Unconsumed tasks in the order of submission, and records of consumed ones by id.
         self.nodes: dict[GraphNode, None] = {}
         self.records: dict[int, TaskRecord] = {}
@@ -329,8 +341,10 @@ class GraphRun:
         self.ended = threading.Event()
 
 
-#: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
+#: Runs that are open at a time where their submitters wait (``block=True``).
 DEPTH = 2
+
+_run_numbers = itertools.count()
 
 
 class _Lock:
@@ -363,9 +377,10 @@ class _Lock:
 
 
 class _Turn:
-    def __init__(self, lock: _Lock, finish: Callable[[], None]) -> None:
+    def __init__(self, lock: _Lock, finish: Callable[[], None], after: Callable[[], None]) -> None:
         self._lock = lock
         self._finish = finish
+        self._after = after
         self._depth = 0
 
     def __enter__(self) -> None:
@@ -378,7 +393,12 @@ class _Turn:
                 self._finish()
         finally:
             self._depth -= 1
-            self._lock.__exit__()
+            is_over = not self._depth
+            try:
+                self._lock.__exit__()
+            finally:
+                if is_over:
+                    self._after()
 
 
 class Dispatcher:
@@ -393,29 +413,36 @@ class Dispatcher:
         self.placement = Placement()
         self.loop = EventLoop(f"aorta-{name}")
         self.graph = Graph(self._ready, self._settled, self._consumed)
-        self.runs: deque[GraphRun] = deque()
+        self.queues = ReadyQueues()
+        self.runs: dict[GraphRun, None] = {}
         self.closing = False
         self.release_slab: Callable[[Slab], None] = lambda slab: None
         #: Called within the turn in which a run has ended.
         self.run_ended: Callable[[], None] = lambda: None
         self._ids = itertools.count()
         #: The context manager within which changes are made.
-        self.turn = _Turn(self.lock, self._start_ready)
+        self.turn = _Turn(self.lock, self._start_ready, self._call_watchers)
+        self._called: deque[Callable[[], object]] = deque()
 
     def _start_ready(self) -> None:
-        while self.runs and self.runs[0].queues and self._start_next(self.runs[0]):
+        while self.queues and self._start_next():
             pass
 
-    def _start_next(self, run: GraphRun) -> bool:
-        match = self.placement.match(run.queues)
+    def _call_watchers(self) -> None:
+        while self._called:
+            with contextlib.suppress(IndexError):  # another thread has taken it
+                self._called.popleft()()
+
+    def _start_next(self) -> bool:
+        match = self.placement.match(self.queues)
         if match is not None:
-            quarantine = self._quarantine(match[0]) if run.killed else None
+            quarantine = self._quarantine(match[0]) if match[0].run.killed else None
             if quarantine is not None:
                 self._cancel_unstarted(match[0], Outcome.SKIPPED, quarantine)
             elif self.graph.claim(match[0]):
                 self._dispatch(*match)
             return True
-        hopeless = self.placement.take_hopeless(run.queues)
+        hopeless = self.placement.take_hopeless(self.queues)
         if hopeless is not None:
             node, endpoint = hopeless
             assert endpoint.gone is not None
@@ -424,13 +451,14 @@ class Dispatcher:
 
     # Runs
 
-    def open_run(self, run: GraphRun) -> GraphRun:
-        """Begin a run; blocks while two others are open."""
+    def open_run(self, run: GraphRun, block: bool = False) -> GraphRun:
+        """Begin a run; with ``block``, once fewer than ``DEPTH`` others are open."""
         with self.lock:
-            self.lock.wait_until(lambda: len(self.runs) < DEPTH or self.closing)
+            if block:
+                self.lock.wait_until(lambda: len(self.runs) < DEPTH or self.closing)
             if self.closing:
                 raise WorkerClosed(f"{self.name} is closed")
-            self.runs.append(run)
+            self.runs[run] = None
             return run
 
     def close_run(self, run: GraphRun) -> None:
@@ -441,11 +469,13 @@ class Dispatcher:
     def _end_if_over(self, run: GraphRun) -> None:
         if not run.closed or run.unsettled or run.ended.is_set():
             return
-        self.runs.remove(run)
+        del self.runs[run]
         run.keeps = None
         self.graph.end_run(run)
         self.run_ended()
         run.ended.set()
+        self._called.extend(run.watchers)
+        run.watchers = ()
         self.lock.notify_all()
 
     def cancel_run(self, run: GraphRun, why: str, running: bool, grace: float | None = None) -> None:
@@ -551,10 +581,18 @@ class Dispatcher:
         task.outcome, task.failure = outcome, failure
         return self.graph.cancel(node, TaskError(record_of(node)))
 
+    def watch(self, what: GraphTask | GraphRun, watcher: Callable[[], object]) -> None:
+        """Call once it has ended, outside of the lock; at once if it has."""
+        with self.turn:
+            if what.ended.is_set() if isinstance(what, GraphRun) else what.has_settled:
+                self._called.append(watcher)
+            else:
+                what.watchers += (watcher,)
+
     # Reports of the graph
 
     def _ready(self, node: GraphNode) -> None:
-        node.run.queues.push(node)
+        self.queues.push(node)
 
     def _settled(self, node: GraphNode) -> None:
         task: GraphTask = node.payload
@@ -580,6 +618,9 @@ class Dispatcher:
             self.lock.notify_all()
         if task.awaited:
             self.lock.notify_all()
+        if task.watchers:
+            self._called.extend(task.watchers)
+            task.watchers = ()
         if run.closed:
             self._end_if_over(run)
 
@@ -685,9 +726,7 @@ class Dispatcher:
             failure = TaskFailure("TimeoutError", f"{dispatch.endpoint.name}: TimeoutError: {why}")
             self._stop([dispatch], Completion(Outcome.TIMEOUT, None, failure), why, 0.0)
 
-    def _stop(
-        self, running: Iterable[Dispatch], completion: Completion, why: str, grace: float | None = None
-    ) -> None:
+    def _stop(self, running: Iterable[Dispatch], completion: Completion, why: str, grace: float | None = None) -> None:
         for dispatch in running:
             if not dispatch.over and dispatch.stopping is None:
                 dispatch.stopping = completion

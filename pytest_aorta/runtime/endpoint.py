@@ -291,10 +291,10 @@ class ProcessEndpoint:
     # Memory and the end
 
     def run_ended(self) -> None:
-        """Unmap the memory of a run, unless a task of the next one is running."""
+        """Unmap the memory of a run; what is not gone stays mapped where a task of another one is running."""
         link = self._link
-        if link is not None and self.ready and self._current is None:
-            numbers = link.forgotten(True)
+        if link is not None and self.ready:
+            numbers = link.forgotten(self._current is None)
             if numbers:
                 link.send(("unmap", numbers))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +27,8 @@ from pytest_aorta.runtime.arguments import (
 )
 from pytest_aorta.runtime.callables import dump_argument
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphTask, Member, RingFull, TaskKind, record_of
-from pytest_aorta.runtime.graph import HazardWarning
-from pytest_aorta.runtime.records import TaskError, TaskRecord
+from pytest_aorta.runtime.graph import HazardWarning, State
+from pytest_aorta.runtime.records import Outcome, TaskError, TaskRecord
 from pytest_aorta.runtime.tensors import slab_of, snapshot
 
 if TYPE_CHECKING:
@@ -34,14 +36,18 @@ if TYPE_CHECKING:
 
     from pytest_aorta.runtime.callables import CallableHandle, Callables
     from pytest_aorta.runtime.dispatcher import GraphRun
-    from pytest_aorta.runtime.graph import Footprint, GraphNode, State, Tag
+    from pytest_aorta.runtime.graph import Footprint, GraphNode, Tag
     from pytest_aorta.runtime.tensors import Heap, Slab
 
 
-class TaskRef:
-    """A task that was submitted."""
+class TaskRef(Future[Any]):
+    """A task that was submitted: a future, for ``as_completed``, ``add_done_callback``, ``await`` and ``gather``.
+
+    Its outcome is that of ``result``. Cancelling the task that awaits it cancels it.
+    """
 
     def __init__(self, dispatcher: Dispatcher, node: GraphNode, outputs: tuple[torch.Tensor, ...] = ()) -> None:
+        # Not the base class's: most references need none of its lock and lists (``__getattr__``).
         self._dispatcher = dispatcher
         self._node = node
         #: Tensors allocated for ``TaskArgs.add_output``, in order, for all members of a group.
@@ -54,6 +60,48 @@ class TaskRef:
         record = self.record
         outcome = self.state.value if record is None else record.outcome.value
         return f"<TaskRef {self.id} {self._node.label}: {outcome}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FUTURE:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with self._dispatcher.lock:
+            if name not in vars(self):
+                super().__init__()
+                self._dispatcher.watch(self._node.payload, self._settle)
+        return vars(self)[name]
+
+    def _settle(self) -> None:
+        record = record_of(self._node)
+        if record.outcome is Outcome.CANCELLED:
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        elif record.ok:
+            self.set_result(record.value)
+        else:
+            self.set_exception(_error_of(record))
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self).__await__()
+
+    def done(self) -> bool:
+        """Whether it has settled."""
+        has_settled: bool = self._node.payload.has_settled
+        return has_settled
+
+    def running(self) -> bool:
+        """Whether it has started, and has not ended."""
+        return self._node.state is State.RUNNING
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self.done() and self._node.payload.outcome is Outcome.CANCELLED
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What ``result`` would raise; raises ``CancelledError`` if it was cancelled."""
+        record = self.wait(timeout)
+        if record.outcome is Outcome.CANCELLED:
+            raise CancelledError(record.failure.message if record.failure is not None else "")
+        return None if record.ok else _error_of(record)
 
     @property
     def id(self) -> int:
@@ -99,11 +147,21 @@ class TaskRef:
         record = self.wait(timeout)
         if record.ok:
             return record.value
-        raise (record.failure and record.failure.exception()) or TaskError(record)
+        raise _error_of(record)
 
-    def cancel(self, why: str = "cancelled") -> None:
-        """Do not start it; when it runs, end it."""
+    def cancel(self, why: str = "cancelled") -> bool:
+        """Do not start it; when it runs, end it. Whether it had not ended."""
+        had_ended = self.done()
         self._dispatcher.cancel(self._node, why)
+        return not had_ended
+
+
+#: What the base class sets.
+_FUTURE = frozenset(vars(Future()))
+
+
+def _error_of(record: TaskRecord) -> BaseException:
+    return (record.failure and record.failure.exception()) or TaskError(record)
 
 
 class MapRef:
@@ -127,6 +185,10 @@ class MapRef:
                 raise TaskError(record)
             results += record.payload
         return results
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        chunks = yield from asyncio.gather(*self.tasks).__await__()
+        return [result for chunk in chunks for result in chunk]
 
     def cancel(self, why: str = "cancelled") -> None:
         """Start no further chunk, and end running ones."""
@@ -169,6 +231,29 @@ class RunHandle:
             warnings.warn(text, HazardWarning, stacklevel=2)
         if self._run.first_failure is not None:
             raise TaskError(self._run.first_failure)
+
+    result = wait
+
+    def future(self) -> Future[None]:
+        """Its end as a future, with the outcome of ``wait``; cancelling that does not cancel the run."""
+        future: Future[None] = Future()
+
+        def end() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self.wait())
+                except Exception as error:
+                    future.set_exception(error)
+
+        self._dispatcher.watch(self._run, end)
+        return future
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return asyncio.wrap_future(self.future()).__await__()
+
+    def add_done_callback(self, callback: Callable[[RunHandle], object]) -> None:
+        """Call with this handle once all tasks have ended, on one of the worker's threads."""
+        self.future().add_done_callback(lambda _: callback(self))
 
     @property
     def records(self) -> list[TaskRecord]:

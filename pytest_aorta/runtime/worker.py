@@ -155,9 +155,8 @@ class Worker:
         #: The thread that closes it, as long as it lives; the process that started it, and is to end it.
         self._owner: threading.Thread | None = None
         self._process: int | None = None
-        #: Held while a graph is built, and by which thread.
-        self._building = threading.Lock()
-        self._building_thread: int | None = None
+        #: The threads that build graphs.
+        self._building: set[int] = set()
 
     def __repr__(self) -> str:
         spec = self._arguments
@@ -333,7 +332,7 @@ class Worker:
         if self._state is not WorkerState.INITIALIZING and not self._has_started:
             self._state = WorkerState.CLOSED
             return
-        if self._building_thread == threading.get_ident():
+        if threading.get_ident() in self._building:
             raise RuntimeError("close within a run: the graph is still being built")
         if self._owner is not threading.current_thread() and self._owner is not None and self._owner.is_alive():
             raise RuntimeError(f"close from another thread than {self._owner.name}, which called init and still lives")
@@ -371,11 +370,13 @@ class Worker:
         config: Any = None,
         *,
         fail_fast: bool = False,
+        priority: int = 0,
+        block: bool = False,
     ) -> RunHandle:
         """Build the graph of a run: calls ``orch_fn(orch, args, config)``, and returns when that has returned.
 
-        Tasks start while the graph is still being built. Of two runs, the earlier one comes first as a whole; a third
-        one is not built before one of them has ended.
+        Tasks start while the graph is still being built. Any number of runs share the slots: where tasks of two could
+        start, those of the earlier run do, and tasks that access the same bytes keep the order of their submission.
 
         Args:
             orch_fn: submits tasks through ``orch``. What it raises is raised here; tasks that have not started then
@@ -383,14 +384,17 @@ class Worker:
             args: for ``orch_fn``.
             config: for ``orch_fn``.
             fail_fast: once a task has failed, have every further submission of this run raise that failure.
+            priority: tasks of runs with a higher one start first.
+            block: wait until fewer than two other runs are open, before the graph is built.
         """
         check_function("orch_fn", orch_fn, "orch_fn(orch, args, config)")
+        expect("priority", priority, int, "a whole number")
         self.init()
         if self._process != os.getpid():
             raise RuntimeError(f"this worker is used by process {self._process}, of which this one is a fork")
-        if self._building_thread == threading.get_ident():
+        if threading.get_ident() in self._building:
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
-        return self.build(orch_fn, args, config, fail_fast=fail_fast)
+        return self.build(orch_fn, args, config, fail_fast=fail_fast, priority=priority, block=block)
 
     def build(
         self,
@@ -399,6 +403,8 @@ class Worker:
         config: Any,
         *,
         fail_fast: bool = False,
+        priority: int = 0,
+        block: bool = False,
         opened: Callable[[RunHandle], object] = lambda handle: None,
     ) -> RunHandle:
         """As ``submit``, also for tasks of the level above; calls ``opened`` with the run before ``orch_fn``."""
@@ -408,21 +414,22 @@ class Worker:
                 GraphRun(
                     ring_size=spec.ring_size,
                     fail_fast=fail_fast,
+                    priority=priority,
                     keeps=(orch_fn, args, config),
                     hazards=Hazards() if spec.check else None,
-                )
+                ),
+                block,
             )
             orchestrator = Orchestrator(self._dispatcher, run, self._heap, self.callables, spec.ring_timeout)
             handle = RunHandle(self._dispatcher, run)
             try:
                 opened(handle)
-                with self._building:
-                    self._building_thread = threading.get_ident()
-                    try:
-                        with SIGINT_HELD.released():
-                            orch_fn(orchestrator, args, config)
-                    finally:
-                        self._building_thread = None
+                self._building.add(threading.get_ident())
+                try:
+                    with SIGINT_HELD.released():
+                        orch_fn(orchestrator, args, config)
+                finally:
+                    self._building.discard(threading.get_ident())
             except BaseException:
                 self._dispatcher.cancel_run(run, "the graph could not be built", running=False)
                 raise

@@ -25,6 +25,10 @@ def own_pid(args: Any) -> int:
     return os.getpid()
 
 
+def own_number(item: int) -> int:
+    return item
+
+
 def boom(args: Any) -> NoReturn:
     raise ValueError(*args.scalars)
 

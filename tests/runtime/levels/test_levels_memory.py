@@ -322,7 +322,9 @@ def test_a_ring_that_is_full_of_outputs_names_the_references_that_keep_them(
                 refs[-1].wait()
 
     monkeypatch.setattr(host.worker._heap, "_patience", 0.0)
-    which = r"beyond their scope keep 16384 \(4 are the outputs of references: <TaskRef \d+ fill: success>, .*, \.\.\.\)"
+    which = (
+        r"beyond their scope keep 16384 \(4 are the outputs of references: <TaskRef \d+ fill: success>, .*, \.\.\.\)"
+    )
     with pytest.raises(RuntimeError, match=which):
         host.worker.run(build)
     refs.clear()
