@@ -330,4 +330,5 @@ class WorkerSpec:
     max_deaths: int | None = None
     allowed_failures: int | None = 3
     check: bool = False
+    pin: bool | str = "auto"
     children: tuple[tuple[WorkerSpec, str | None], ...] = ()

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
+import logging
+import math
 import os
 import pickle
 import socket
@@ -17,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from pytest_aorta.runtime.arguments import TaskArgs
@@ -36,8 +40,8 @@ if TYPE_CHECKING:
 #: A message to or from a process: a word and its parameters. ``leaf`` is the other side.
 Message = tuple[Any, ...]
 
-#: Processes that are started, one after the other, before one must become ready.
-STARTS = 10
+#: Processes in a row that did not become ready, after which that is told, and every so often again.
+TELL = 3
 
 #: Seconds before the second start in a row, doubled for each further one, and the most.
 BACK_OFF, MOST_BACK_OFF = 0.1, 5.0
@@ -61,6 +65,11 @@ _HEADER = struct.Struct("!i")
 _CHUNK = 2**15
 
 _NO_ARGUMENTS = TaskArgs()
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at whether other processes want the cores of a slot, and the part of them that it may wait.
+LOOK, CROWDED = 1.0, 0.05
 
 
 class ProcessState(enum.Enum):
@@ -118,6 +127,10 @@ class ProcessEndpoint:
         self._refused: TaskFailure | None = None
         self._deaths = 0
         self._successor: threading.Thread | None = None
+        #: Whether a pause before a start is cut short.
+        self._hurried = False
+        #: Whether other processes want the cores of its own, which it is then not pinned to any more.
+        self.crowded = False
 
     def _enter(self, state: ProcessState) -> None:
         if self._state is not ProcessState.CLOSED:
@@ -178,6 +191,8 @@ class ProcessEndpoint:
             if member.references:
                 message = (*message, dumps([ref.result() for ref in member.references], "a result of another task"))
         self._current = dispatch
+        if not self.crowded:
+            self.crowded = link.is_crowded()
         link.send(message)
 
     def stop(self, dispatch: Dispatch, why: str, grace: float) -> None:
@@ -250,8 +265,11 @@ class ProcessEndpoint:
             if not was_ready and self._refused is None:
                 self._refused = failure
             if not self._respawn or (self._max_deaths is not None and self._deaths >= self._max_deaths):
+                victim = "" if self._current is None else f" while it ran {self._current.node.label}"
                 last = f"; the last of {self._deaths} deaths in a row" if self._respawn else ""
-                self.gone = TaskFailure(failure.type, f"out of service: {how}{last}")
+                self.gone = TaskFailure(
+                    failure.type, f"out of service: {how}{victim}{last} (Worker.revive() tries again)"
+                )
             self._enter(ProcessState.STARTING if self.gone is None else ProcessState.GONE)
             if self._respawn and was_ready and self._state is not ProcessState.CLOSED:
                 self._dispatcher.blame(self._current)
@@ -259,22 +277,41 @@ class ProcessEndpoint:
             if dispatch is not None:
                 self._dispatcher.ended(dispatch, Completion(Outcome.ENDPOINT_FAILURE, None, failure.at(self.name)))
             if was_ready and self._state is ProcessState.STARTING:
-                # On a thread: its zygote may have to be started again, too.
-                name = f"aorta-respawn-{self.name}"
-                self._successor = threading.Thread(target=self._start_again, name=name, daemon=True)
-                self._successor.start()
+                self._begin_again()
+
+    def revive(self) -> None:
+        """Start a process again where none is any more, and at once where one is to start after a pause."""
+        with self._dispatcher.turn:
+            if self._state not in (ProcessState.STARTING, ProcessState.GONE):
+                return
+            self._deaths, self._hurried = 0, True
+            if self._state is ProcessState.GONE:
+                self.gone = self._refused = None
+                self._enter(ProcessState.STARTING)
+                self._begin_again()
+            self._lock.notify_all()
+
+    def _begin_again(self) -> None:
+        # On a thread: its zygote may have to be started again, too.
+        self._successor = threading.Thread(target=self._start_again, name=f"aorta-respawn-{self.name}", daemon=True)
+        self._successor.start()
 
     def _start_again(self) -> None:
-        for attempt in range(min(STARTS, self._max_deaths or STARTS)):
+        for attempt in (
+            itertools.count() if self._respawn and self._max_deaths is None else range(self._max_deaths or 1)
+        ):
             deaths = self._deaths + attempt - 1
-            until = time.monotonic() + (min(MOST_BACK_OFF, BACK_OFF * 2.0 ** (deaths - 1)) if deaths > 0 else 0.0)
+            until = time.monotonic() + (min(MOST_BACK_OFF, BACK_OFF * 2.0 ** min(deaths - 1, 9)) if deaths > 0 else 0.0)
             with self._lock:
-                self._lock.wait_until(lambda: self._state is not ProcessState.STARTING, until)
+                self._lock.wait_until(lambda: self._state is not ProcessState.STARTING or self._hurried, until)
+                self._hurried = False
             try:
                 self.spawn(time.monotonic() + RESTART)
                 return
             except Exception as error:
                 reason = TaskFailure(type(error).__name__, f"out of service: {error}")
+                if attempt % (10 * TELL) == TELL - 1:
+                    _log.warning("%d starts in a row have failed, and it is tried again: %s", attempt + 1, error)
             with self._dispatcher.turn:
                 if self.ready or self._successor is not threading.current_thread():
                     return  # at the last moment; or it was, and has died, and another thread starts the next one
@@ -338,7 +375,13 @@ class ProcessLink:
     """
 
     def __init__(
-        self, endpoint: ProcessEndpoint, loop: EventLoop, task: Task, sock: socket.socket, stacks: IO[bytes]
+        self,
+        endpoint: ProcessEndpoint,
+        loop: EventLoop,
+        task: Task,
+        sock: socket.socket,
+        stacks: IO[bytes],
+        let_go: frozenset[int] = frozenset(),
     ) -> None:
         sock.setblocking(False)
         self._endpoint = endpoint
@@ -354,11 +397,29 @@ class ProcessLink:
         self._problem = ""
         self._ended = threading.Event()
         self._views = SharedViews()
+        #: Cores for it once its own are crowded; none where it stays as it is.
+        self._let_go = let_go
+        self._looked_at, self._waited = 0.0, math.inf
 
     def start(self) -> None:
         with self._sending:
             self._loop.watch(self._socket.fileno(), self._event, writable=bool(self._outgoing))
         threading.Thread(target=self._await_end, name="aorta-process", daemon=True).start()
+
+    def is_crowded(self) -> bool:
+        """Whether it had to wait for its cores, as other processes use them; then it is pinned to them no more."""
+        now = time.monotonic()
+        if not self._let_go or now < self._looked_at + LOOK:
+            return False
+        try:
+            waited = int(Path(f"/proc/{self._task.pid}/schedstat").read_text().split()[1]) / 1e9
+            crowded = waited - self._waited > CROWDED * (now - self._looked_at)
+            self._looked_at, self._waited = now, waited
+            for thread in os.listdir(f"/proc/{self._task.pid}/task") if crowded else ():
+                os.sched_setaffinity(int(thread), self._let_go)
+        except (OSError, ValueError, IndexError, ZygoteError):  # it has gone, or the kernel does not count
+            return False
+        return crowded
 
     # Sending
 

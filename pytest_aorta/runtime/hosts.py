@@ -523,6 +523,9 @@ class HostLink(HostConnection):
     def forgotten(self, everything: bool) -> Sequence[int]:
         return ()
 
+    def is_crowded(self) -> bool:
+        return False
+
 
 # The other side: say which code is here, run the service, end when the parent has gone
 

@@ -241,7 +241,8 @@ class RunHandle:
         def end() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(self.wait())
+                    self.wait()
+                    future.set_result(None)
                 except Exception as error:
                     future.set_exception(error)
 

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common.interrupts import SIGINT_HELD, pieces
 from pytest_aorta.runtime.arguments import check_function, check_timeout, expect, listed, seconds, whole_number
@@ -87,6 +87,8 @@ class Worker:
             in this run. ``None``: any number.
         check: warn (``HazardWarning``) of writes that nothing orders after earlier accesses of the same bytes, and of
             tasks that change what they were given as ``INPUT``. Inputs are read twice more.
+        pin: whether each slot has cores of its own. ``"auto"``: where these are two or more, until it has to wait for
+            them because other processes use them.
     """
 
     def __init__(
@@ -104,7 +106,10 @@ class Worker:
         max_deaths: int | None = None,
         allowed_failures: int | None = 3,
         check: bool = False,
+        pin: bool | Literal["auto"] = "auto",
     ) -> None:
+        if pin not in (True, False, "auto"):
+            raise ValueError(f"pin must be True, False or 'auto', not {pin!r}")
         whole_number("ring_size", ring_size, 1)
         if ring_timeout is not None:
             seconds("ring_timeout", ring_timeout, zero=True)
@@ -146,6 +151,7 @@ class Worker:
             max_deaths=max_deaths,
             allowed_failures=allowed_failures,
             check=check,
+            pin=pin,
         )
         #: In the process of a nested worker: the fork that becomes its zygote.
         self.seed: Seed | None = None
@@ -342,6 +348,14 @@ class Worker:
         self._end()
         self._state = WorkerState.CLOSED
 
+    def revive(self) -> None:
+        """Start processes again in slots that are out of service, as if none had died; now, where one waits to start.
+
+        A host that was lost is connected to anew.
+        """
+        if self._has_started:
+            self._processes.revive()
+
     def _end(self) -> None:
         self._dispatcher.closing = True
         try:
@@ -448,6 +462,10 @@ class Worker:
 #: Variables by which libraries learn how many threads to compute with. One that the user has set stays.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
 
+#: The fewest cores that a slot is pinned to without being asked. On a single one it would wait for whatever else runs
+#: there, this process first of all.
+PINNED = 2
+
 #: Seconds that a start waits for devices; processes of a worker that was killed may still be ending.
 PATIENCE = 5.0
 
@@ -546,7 +564,10 @@ class ChildProcesses:
             worker = self._describe()
             what = (list(worker.callables.definitions.values()), worker.prepare, worker.check)
             payload = {"role": "slot", "variables": variables}
-            return self._fork(endpoint, payload, what, _thread_variables(cores), cores, held)
+            has_room = cores is not None and len(cores) >= PINNED and not endpoint.crowded
+            pinned = has_room if worker.pin == "auto" else worker.pin
+            threads = _thread_variables(cores)
+            return self._fork(endpoint, payload, what, threads, cores if pinned else None, held, worker.pin == "auto")
 
         self._add(kind, index, name, launch)
 
@@ -582,6 +603,7 @@ class ChildProcesses:
         threads: Mapping[str, str],
         cores: tuple[int, ...] | None = None,
         held: Sequence[int] = (),
+        lets_go: bool = False,
     ) -> ProcessLink:
         output = [fd for fd in (1, 2) if os.path.exists(f"/proc/self/fd/{fd}")]
         ours, theirs = socket.socketpair()
@@ -604,13 +626,18 @@ class ChildProcesses:
             raise
         finally:
             theirs.close()
-        link = ProcessLink(endpoint, self._dispatcher.loop, task, ours, stacks)
+        all_cores = frozenset(os.sched_getaffinity(0)) if cores and lets_go else frozenset()
+        link = ProcessLink(endpoint, self._dispatcher.loop, task, ours, stacks, all_cores)
         link.send(what)
         return link
 
     def run_ended(self) -> None:
         for endpoint in self._endpoints:
             endpoint.run_ended()
+
+    def revive(self) -> None:
+        for endpoint in self._endpoints:
+            endpoint.revive()
 
     def close(self, grace: float) -> None:
         threads = [threading.Thread(target=endpoint.close, args=(grace,)) for endpoint in self._endpoints]

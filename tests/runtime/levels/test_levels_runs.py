@@ -22,6 +22,7 @@ from levels_stage import Gates, Host, failure_of, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import host as host
 from levels_stage import no_torch as no_torch
+from levels_tensor_tasks import share
 from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import (
@@ -227,7 +228,7 @@ def test_runs_share_the_slots_and_the_earlier_one_comes_first_unless_another_has
 
 
 def test_tasks_of_two_runs_on_the_same_memory_keep_their_order_but_share_no_failure(host: Host, gates: Gates) -> None:
-    shared, apart = (torch.zeros(4).share_memory_() for _ in range(2))
+    shared, apart = share(torch.zeros(4)), share(torch.zeros(4))
 
     def submit(*tasks: tuple[str, CallableHandle, Tag, torch.Tensor]) -> list[TaskRef]:
         refs: list[TaskRef] = []
@@ -258,7 +259,8 @@ def test_references_and_runs_are_futures(host: Host, gates: Gates) -> None:
         refs.extend(orch.submit_sub(host.gate, gates.at(name)) for name in "abc")
         refs.append(orch.submit_sub(host.boom, scalars("no")))
 
-    handle, called = host.worker.submit(build), []
+    handle = host.worker.submit(build)
+    called: list[Any] = []
     gates.wait_until_began("a", "b")
     for ref in refs:
         ref.add_done_callback(called.append)
