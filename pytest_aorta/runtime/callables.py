@@ -152,7 +152,7 @@ def dump_argument(value: Any, refusal: str, references: list[Any]) -> bytes:
         raise TypeError(f"{refusal}: {type(error).__name__}: {error}") from error
 
 
-def load_argument(data: bytes, results: Sequence[Any]) -> Any:
+def load_argument(data: bytes | bytearray, results: Sequence[Any]) -> Any:
     """The reverse of ``dump_argument``, with the results of the references."""
     token = _results.set(results)
     try:

@@ -55,6 +55,12 @@ MAX_MESSAGE = 2**30
 #: Seconds that a process may live on after it has closed its socket; usually it is just about to end.
 MUTE = 2.0
 
+#: Bytes of a message from which on it goes through a file in memory instead of the socket, and of the pages that stay.
+BULK, KEPT = 2**15, 2**27
+
+#: Bytes that are copied by one call.
+_PIECE = 2**30
+
 #: Bytes of the stacks of a task that hangs.
 MAX_STACKS = 2**15
 
@@ -183,17 +189,21 @@ class ProcessEndpoint:
             link.send(("callables", new, [digest for digest in self._known if digest not in definitions]))
             self._known = definitions
         message: Message = ("task", dispatch.id, member.definition.digest)
+        bulk = False
         if member.args is not None or member.config is not None:
             args = member.args or _NO_ARGUMENTS
             tensors, gone = link.tensors(args), link.forgotten(False)
             scalars = args.scalars if member.scalars is None else member.scalars
-            message = (*message, tensors, scalars, member.config, member.first_item, args.written, gone)
+            config = apart(member.config)
+            message = (*message, tensors, apart(scalars), config, member.first_item, args.written, gone)
             if member.references:
-                message = (*message, dumps([ref.result() for ref in member.references], "a result of another task"))
+                results = dumps([ref.result() for ref in member.references], "a result of another task")
+                message = (*message, apart(results))
+            bulk = True
         self._current = dispatch
         if not self.crowded:
             self.crowded = link.is_crowded()
-        link.send(message)
+        link.send(message, bulk=bulk)
 
     def stop(self, dispatch: Dispatch, why: str, grace: float) -> None:
         """Cancel a task: ask a worker below, which is killed if that does not help; kill the process of a slot."""
@@ -362,10 +372,77 @@ def _completion(
     return Completion(outcome, None, failure.at(name)), ()
 
 
-def framed(message: Message) -> bytes:
+def framed(data: bytes) -> bytes:
     """Frame a message as ``multiprocessing.connection`` does, for ``MessageSocket``."""
-    data = pickle.dumps(message, 5)
     return _HEADER.pack(len(data)) + data
+
+
+def apart(value: Any) -> Any:
+    """Large bytes such that they are not copied into the pickle of their message."""
+    return pickle.PickleBuffer(value) if isinstance(value, bytes) and len(value) >= BULK else value
+
+
+class Bulk:
+    """A file in memory through which large messages go, one at a time, from either side of a link to the other.
+
+    A message is written at once and read at once, while a socket would take it in small pieces, and wake both sides for
+    each of them. The pages stay for the next message: new ones would cost more than the copy.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._is = self._identity()
+
+    def _identity(self) -> tuple[int, int]:
+        found = os.fstat(self.fd)
+        return found.st_dev, found.st_ino
+
+    def _check(self) -> None:
+        if self._identity() != self._is:
+            raise OSError("the task has closed the file of large messages, and opened something else")
+
+    def pack(self, message: Message) -> bytes:
+        """The message, or where it lies in the file. ``OSError``: it cannot be written there."""
+        buffers: list[pickle.PickleBuffer] = []
+        data = pickle.dumps(message, 5, buffer_callback=buffers.append)
+        parts = [memoryview(data), *(buffer.raw() for buffer in buffers)]
+        if sum(part.nbytes for part in parts) < BULK:
+            return data if not buffers else pickle.dumps(message, 5)
+        self._check()
+        at, sizes = 0, [part.nbytes for part in parts]
+        for part in parts:
+            while part:
+                written = os.pwrite(self.fd, part[:_PIECE], at)
+                at, part = at + written, part[written:]
+        return pickle.dumps(("bulk", sizes), 5)
+
+    def unpack(self, data: bytes | bytearray) -> Message:
+        """The reverse of ``pack``; buffers are the receiver's own copies, which it may write."""
+        message: Message = pickle.loads(data)
+        if message[0] != "bulk":
+            return message
+        self._check()
+        sizes = message[1]
+        if sum(sizes) > os.fstat(self.fd).st_size:
+            raise ValueError(f"a message of {sum(sizes)} bytes is not there")
+        at, parts = 0, []
+        for size in sizes:
+            part = bytearray(size)
+            view = memoryview(part)
+            while view:
+                read = os.preadv(self.fd, [view[:_PIECE]], at)
+                if not read:
+                    raise ValueError("a message is not complete")
+                at, view = at + read, view[read:]
+            parts.append(part)
+        if at > KEPT:
+            os.ftruncate(self.fd, 0)
+        whole: Message = pickle.loads(parts[0], buffers=parts[1:])
+        return whole
+
+    def close(self) -> None:
+        """Close this side's descriptor."""
+        os.close(self.fd)
 
 
 class ProcessLink:
@@ -381,6 +458,7 @@ class ProcessLink:
         task: Task,
         sock: socket.socket,
         stacks: IO[bytes],
+        bulk: Bulk,
         let_go: frozenset[int] = frozenset(),
     ) -> None:
         sock.setblocking(False)
@@ -390,6 +468,7 @@ class ProcessLink:
         self._socket = sock
         #: Where the process writes its stacks when it is asked for them.
         self._stacks = stacks
+        self._bulk = bulk
         self._incoming = bytearray()
         self._sending = threading.Lock()
         self._outgoing = bytearray()
@@ -423,9 +502,12 @@ class ProcessLink:
 
     # Sending
 
-    def send(self, message: Message) -> None:
-        """Send soon; does not block. A process that is gone is reported to the endpoint."""
-        data = framed(message)
+    def send(self, message: Message, *, bulk: bool = False) -> None:
+        """Send soon; does not block. A process that is gone is reported to the endpoint.
+
+        ``bulk``: a task, which is large perhaps; the process has read the last one.
+        """
+        data = framed(self._bulk.pack(message) if bulk else pickle.dumps(message, 5))
         with self._sending:
             if not self._closed:
                 waiting = bool(self._outgoing)
@@ -486,7 +568,7 @@ class ProcessLink:
                 raise ValueError(f"a message of {length} bytes")
             if len(self._incoming) < size + length:
                 return
-            message = pickle.loads(self._incoming[size : size + length])
+            message = self._bulk.unpack(self._incoming[size : size + length])
             del self._incoming[: size + length]
             self._endpoint.received(message, self)
 
@@ -523,6 +605,7 @@ class ProcessLink:
         self._hang_up()
         self._task.close()
         said = ", and ".join(part for part in (self._problem, how) if part)
+        self._bulk.close()
         with self._stacks:
             stacks = os.pread(self._stacks.fileno(), MAX_STACKS, 0).decode(errors="replace")
         self._endpoint.died(f"its process {said}" if how else said, self, stacks)
@@ -542,20 +625,24 @@ class ProcessLink:
 class MessageSocket:
     """The side of the process: blocking, and any thread may send."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, bulk: Bulk) -> None:
+        self._bulk = bulk
         os.set_blocking(fd, True)  # the submitter may have set another default
         self._connection = Connection(fd)
         self._sending = threading.RLock()  # a task may send from a signal handler
 
     def send(self, message: Message) -> None:
         """Send a message; nothing happens when the other side is gone, which ``receive`` tells."""
-        data = pickle.dumps(message, 5)
+        try:
+            data = self._bulk.pack(message) if message[0] == "ended" else pickle.dumps(message, 5)
+        except OSError:  # no memory, or the task has closed the file
+            data = pickle.dumps(message, 5)
         with self._sending, contextlib.suppress(OSError):
             self._connection.send_bytes(data)
 
     def receive(self) -> Message | None:
         try:
-            message: Message = pickle.loads(self._connection.recv_bytes())
+            message = self._bulk.unpack(self._connection.recv_bytes())
         except (OSError, EOFError):  # it was closed by the task, or the other side is gone
             return None
         return message

@@ -507,7 +507,7 @@ class HostLink(HostConnection):
             startup_timeout=child.startup_timeout_s,
         )
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, *, bulk: bool = False) -> None:
         with contextlib.suppress(HostError):
             super().send(message)
 

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from pytest_aorta.runtime.arguments import SlotArgs
 from pytest_aorta.runtime.callables import Definition, dump_result, load_argument, loads
-from pytest_aorta.runtime.endpoint import MessageSocket
+from pytest_aorta.runtime.endpoint import Bulk, MessageSocket, apart
 from pytest_aorta.runtime.records import Outcome, TaskError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import MappedStorages, is_private, share, to_bytes
 from pytest_aorta.runtime.zygote import Seed
@@ -49,10 +49,11 @@ def serve(payload: dict[str, Any], channel: Channel) -> None:
     os.environ.update(payload.get("variables", {}))
     for name in payload.get("unset", ()):
         del os.environ[name]
-    socket_fd = channel.receive_fd()
+    socket_fd, bulk_fd = channel.receive_fd(), channel.receive_fd()
     assert socket_fd is not None
+    assert bulk_fd is not None
     _take_output(channel, payload["output"])
-    transport = MessageSocket(socket_fd)
+    transport = MessageSocket(socket_fd, Bulk(bulk_fd))
     spec = transport.receive()
     if spec is None:
         return
@@ -89,7 +90,7 @@ def _arguments(
     mapped.unmap(gone)
     arguments = [mapped.tensor(view) for view in tensors]
     others = () if results is None else loads(results)
-    values = load_argument(scalars, others) if isinstance(scalars, bytes) else tuple(scalars)
+    values = load_argument(scalars, others) if isinstance(scalars, bytes | bytearray) else tuple(scalars)
     return SlotArgs(tuple(arguments), values, config and load_argument(config, others)), first_item, written
 
 
@@ -153,7 +154,7 @@ class SlotProcess:
             self.callables[digest] = self.definitions[digest].load_task()
         return self.callables[digest]
 
-    def run(self, digest: str, *arguments: Any) -> tuple[Outcome, bytes | None, TaskFailure | None]:
+    def run(self, digest: str, *arguments: Any) -> tuple[Outcome, Any, TaskFailure | None]:
         try:
             function = self.load(digest)
             args, first, written = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
@@ -163,7 +164,7 @@ class SlotProcess:
                 after = _digests(args, written)
                 self.changed = tuple(number for number in before if before[number] != after[number])
             self._end_fork()
-            return Outcome.SUCCESS, dump_result(returned), None
+            return Outcome.SUCCESS, apart(dump_result(returned)), None
         except BaseException as error:
             self._end_fork(error.code if isinstance(error, SystemExit) else 1)
             return Outcome.TASK_FAILURE, None, _own_failure(error)

@@ -22,7 +22,7 @@ from pytest_aorta.common.interrupts import SIGINT_HELD, pieces
 from pytest_aorta.runtime.arguments import check_function, check_timeout, expect, listed, seconds, whole_number
 from pytest_aorta.runtime.callables import CallableHandle, Callables, WorkerSpec, define
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphRun, TaskKind
-from pytest_aorta.runtime.endpoint import Message, ProcessEndpoint, ProcessLink
+from pytest_aorta.runtime.endpoint import Bulk, Message, ProcessEndpoint, ProcessLink
 from pytest_aorta.runtime.graph import Hazards
 from pytest_aorta.runtime.orchestrator import Orchestrator, RunHandle
 from pytest_aorta.runtime.records import StartupError
@@ -608,6 +608,7 @@ class ChildProcesses:
         output = [fd for fd in (1, 2) if os.path.exists(f"/proc/self/fd/{fd}")]
         ours, theirs = socket.socketpair()
         stacks = tempfile.TemporaryFile()  # noqa: SIM115  (closed by the link)
+        bulk = Bulk(os.memfd_create("aorta-bulk"))
         try:
             zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **threads}))
             if zygote.against_forking:
@@ -616,18 +617,19 @@ class ChildProcesses:
             payload = {**payload, "output": output, "owner": os.getpid()}
             file = Path(f"/proc/{os.getpid()}/fd/{stacks.fileno()}")
             task = zygote.start_task(payload, stacks=file, cores=cores, descriptors=held)
-            for fd in (theirs.fileno(), *output):
+            for fd in (theirs.fileno(), bulk.fd, *output):
                 task.send_fd(fd)
         except BaseException as error:
             ours.close()
             stacks.close()
+            bulk.close()
             if isinstance(error, ZygoteError | OSError):
                 raise StartupError(f"{endpoint.name}: {error}") from error
             raise
         finally:
             theirs.close()
         all_cores = frozenset(os.sched_getaffinity(0)) if cores and lets_go else frozenset()
-        link = ProcessLink(endpoint, self._dispatcher.loop, task, ours, stacks, all_cores)
+        link = ProcessLink(endpoint, self._dispatcher.loop, task, ours, stacks, bulk, all_cores)
         link.send(what)
         return link
 

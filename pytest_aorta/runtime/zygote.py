@@ -317,7 +317,8 @@ class Task:
     def kill(self, grace: float, also: Sequence[int] = (), *, stacks: bool = True) -> None:
         """End all its processes: SIGTERM, ``grace`` seconds, SIGKILL. First take their stacks, if a file waits.
 
-        ``also``: other processes to ask for stacks; ``stacks``: whether they are wanted. A second call meanwhile shortens the grace; a call after the end
+        ``also``: other processes to ask for stacks; ``stacks``: whether they are wanted.
+        A second call meanwhile shortens the grace; a call after the end
         does nothing.
         """
         self._server.wake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -351,8 +352,8 @@ def test_a_message_that_cannot_be_read_is_the_failure_of_the_task_that_runs(capf
         messages: list[tuple[bytes, str]] = [
             (b"nonsense" * 8, "cannot be read (ValueError: a message of "),
             ((3).to_bytes(4, "big") + b"abc", "cannot be read (UnpicklingError"),
-            (endpoint.framed(3), "cannot be read (TypeError"),  # type: ignore[arg-type]
-            (endpoint.framed(("nonsense", 1)), "cannot be read (ValueError"),
+            (endpoint.framed(pickle.dumps(3)), "cannot be read (TypeError"),
+            (endpoint.framed(pickle.dumps(("nonsense", 1))), "cannot be read (ValueError"),
         ]
         for data, reason in messages:
             outcome, _, why = failure_of(run_sub(worker, send, data))
