@@ -16,12 +16,13 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.import_target import module_file
+from pytest_aorta.runtime.captured import REMEDY, Capturing
 from pytest_aorta.runtime.tensors import check_kind, from_bytes, to_bytes
 
 #: Callables that one worker may have registered at a time.
@@ -64,6 +65,11 @@ class Definition:
 
     name: str
     data: bytes
+    #: What has to live here while it may be loaded elsewhere.
+    keeps: Any = field(default=None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[type[Definition], tuple[str, bytes]]:
+        return type(self), (self.name, self.data)
 
     @cached_property
     def digest(self) -> str:
@@ -98,7 +104,13 @@ def define(target: Callable[..., Any] | str) -> Definition:
         raise TypeError(f"{target!r} is not a callable")
     name = getattr(target, "__qualname__", type(target).__qualname__)
     with _unimportable_by_value(getattr(target, "__module__", None)):
-        return Definition(name, dumps(target, f"{name} cannot be sent to another process"))
+        captured = Capturing()
+        try:
+            return Definition(name, _dump(target, captured.reduce), captured.keeps)
+        except Exception as error:  # its own methods may raise anything
+            why = f"{type(error).__name__}: {error}"
+            remedy = f"; {REMEDY}" if REMEDY not in why else ""
+            raise TypeError(f"{name} cannot be sent to another process: {why}{remedy}") from error
 
 
 @contextlib.contextmanager

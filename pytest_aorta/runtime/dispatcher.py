@@ -691,8 +691,10 @@ class Dispatcher:
         dispatch.endpoint.busy -= 1
         if dispatch.deadline is not None:
             dispatch.deadline()
-        if dispatch.stopping is not None and completion.outcome is not Outcome.SUCCESS:
-            how, completion = completion.failure, dispatch.stopping
+        stopping = dispatch.stopping
+        # What a task returns after its deadline may be due to the signal that asked for its stacks.
+        if stopping is not None and (stopping.outcome is Outcome.TIMEOUT or completion.outcome is not Outcome.SUCCESS):
+            how, completion = completion.failure, stopping
             if how is not None and how.traceback and completion.failure is not None:
                 completion = replace(completion, failure=replace(completion.failure, traceback=how.traceback))
         task: GraphTask = dispatch.node.payload
