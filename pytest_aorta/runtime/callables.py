@@ -31,6 +31,9 @@ MAX_CALLABLES = 64
 #: Bytes that a task's return value may have, pickled.
 MAX_RESULT = 2**20
 
+#: Bytes of a message that a process may send.
+MAX_MESSAGE = 2**30
+
 _FITS = (
     f"what can be pickled fits into a record, {MAX_RESULT} bytes in all; write other results to a tensor in shared"
     " memory (Tag.OUTPUT), or to a file, and return its name"
@@ -197,17 +200,26 @@ def _dump(value: Any, reduce: Callable[[Any], Any]) -> bytes:
     return file.getvalue()
 
 
-def dump_result(value: Any) -> bytes | None:
+def dump_call(call: Any, plain: bool) -> tuple[bytes, Any]:
+    """Pickle a call of an executor, and return what has to live until it has ended; ``plain``: by the names in it."""
+    if plain:
+        return pickle.dumps(call, 5), None
+    captured = Capturing()
+    with _unimportable_by_value(getattr(call[0], "__module__", None)):
+        return _dump(call, captured.reduce_of(call[0])), captured.keeps
+
+
+def dump_result(value: Any, most: int = MAX_RESULT) -> bytes | None:
     """Pickle the return value of a task (``None`` stays ``None``); a ``TaskRef`` in it stands for its task's result."""
     if value is None:
         return None
     try:
-        data = _dump(value, _reduce_result)
+        data = _dump(value, lambda item: _reduce_result(item, most))
     except _DoesNotFit as error:
         raise error.reason from None
     except Exception as error:
         raise TypeError(f"the return value cannot be pickled: {type(error).__name__}: {error}; {_FITS}") from error
-    if len(data) > MAX_RESULT:
+    if len(data) > most:
         raise _too_large(len(data)).reason
     return data
 
@@ -221,14 +233,14 @@ def _too_large(size: int) -> _DoesNotFit:
     return _DoesNotFit(ValueError(f"the return value has {size} bytes or more: {_FITS}"))
 
 
-def _reduce_result(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+def _reduce_result(value: Any, most: int) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     handles = sys.modules.get("pytest_aorta.runtime.orchestrator")
     if handles is not None and isinstance(value, handles.TaskRef) and value.record is not None:
         return _itself, (value.record.value,)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return None
-    if value.numel() * value.element_size() > MAX_RESULT:  # before it is copied
+    if value.numel() * value.element_size() > most:  # before it is copied
         raise _too_large(value.numel() * value.element_size())
     plain = value.detach().resolve_conj().resolve_neg() if value.layout == torch.strided else value
     try:
@@ -343,4 +355,5 @@ class WorkerSpec:
     allowed_failures: int | None = 3
     check: bool = False
     pin: bool | str = "auto"
+    max_result: int = MAX_RESULT
     children: tuple[tuple[WorkerSpec, str | None], ...] = ()

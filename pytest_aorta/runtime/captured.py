@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 import sys
+import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.runtime.tensors import from_storage, slab_at
+from pytest_aorta.runtime.tensors import from_storage
 
 #: What ``pickle`` calls with what.
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -88,6 +89,10 @@ class Capturing:
     def __init__(self) -> None:
         self.keeps: list[Any] = []
 
+    def reduce_of(self, target: Any) -> Callable[[Any], Reduced | None]:
+        """``reduce`` for what is reached through ``target``: what a call is given besides are values."""
+        return self.reduce if isinstance(target, types.FunctionType) and target.__closure__ else lambda item: None
+
     def reduce(self, item: Any) -> Reduced | None:
         """How to pickle an object in shared memory; ``None`` for any other one.
 
@@ -124,11 +129,11 @@ class Capturing:
         found = _mapping(address)
         if found is None:
             return None
-        if slab_at(address) is not None:
+        start, offset, device, inode, path, writable = found
+        if path.startswith("/memfd:aorta-ring-"):
             raise NotShared(
                 "memory of orch.alloc or add_output cannot be captured: it is used again; pass it in TaskArgs"
             )
-        start, offset, device, inode, path, writable = found
         file = _files.get((os.getpid(), device, inode))
         if file is None:
             file = _files[os.getpid(), device, inode] = _File(_open(device, inode, path, writable))

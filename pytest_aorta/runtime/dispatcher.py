@@ -316,7 +316,10 @@ class GraphRun:
         priority: int = 0,
         keeps: Any = None,
         hazards: Hazards | None = None,
+        forgets: bool = False,
     ) -> None:
+        #: Whether records of tasks that nothing refers to are dropped.
+        self.forgets = forgets
         #: Tasks of the lowest rank start first.
         self.rank = -priority, next(_run_numbers)
         self.watchers: tuple[Callable[[], object], ...] = ()
@@ -631,7 +634,7 @@ class Dispatcher:
             return
         # An open run may have very many: unreferenced ones keep only their record.
         run: GraphRun = node.run
-        if run.nodes.pop(node, self) is None:
+        if run.nodes.pop(node, self) is None and not run.forgets:
             run.records[node.id] = record_of(node)
 
     # Blame

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from pytest_aorta.runtime.arguments import TaskArgs
-from pytest_aorta.runtime.callables import dumps, loads
+from pytest_aorta.runtime.callables import MAX_MESSAGE, dumps, loads
 from pytest_aorta.runtime.records import SUCCEEDED, Completion, Outcome, StartupError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import SharedViews, from_bytes, overwrite
 from pytest_aorta.runtime.zygote import Task, ZygoteError, exit_text
@@ -48,9 +48,6 @@ BACK_OFF, MOST_BACK_OFF = 0.1, 5.0
 
 #: Seconds that a process has to get ready when it takes the place of one that has died.
 RESTART = 300.0
-
-#: Bytes of a message that a process may send.
-MAX_MESSAGE = 2**30
 
 #: Seconds that a process may live on after it has closed its socket; usually it is just about to end.
 MUTE = 2.0
@@ -366,7 +363,7 @@ def _completion(
             return SUCCEEDED, written
         try:
             return Completion(outcome, loads(payload)), written
-        except Exception as error:
+        except BaseException as error:  # also one that would end this thread
             outcome, failure = Outcome.TASK_FAILURE, failure_of(error).at("its return value could not be read")
     assert failure is not None
     return Completion(outcome, None, failure.at(name)), ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from pytest_aorta.runtime.arguments import SlotArgs
-from pytest_aorta.runtime.callables import Definition, dump_result, load_argument, loads
+from pytest_aorta.runtime.callables import MAX_RESULT, Definition, dump_result, load_argument, loads
 from pytest_aorta.runtime.endpoint import Bulk, MessageSocket, apart
 from pytest_aorta.runtime.records import Outcome, TaskError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import MappedStorages, is_private, share, to_bytes
@@ -113,15 +114,17 @@ class SlotProcess:
     def __init__(self, transport: Transport, mapped: MappedStorages) -> None:
         self.transport = transport
         self.mapped = mapped
-        self.check = False
+        self.check, self.most = False, MAX_RESULT
         self.changed: tuple[int, ...] = ()
         self.definitions: dict[str, Definition] = {}
         self.callables: dict[str, Callable[[Any], Any]] = {}
         self.pid = os.getpid()
 
-    def serve(self, definitions: list[Definition], preparation: Definition | None, check: bool = False) -> None:
+    def serve(
+        self, definitions: list[Definition], preparation: Definition | None, check: bool = False, most: int = MAX_RESULT
+    ) -> None:
         """Get ready, then carry out orders until the other side is gone or says so."""
-        self.check = check
+        self.check, self.most = check, most
         self.update(definitions, ())
         for definition in definitions:
             with contextlib.suppress(BaseException):  # its tasks will say what is wrong with it
@@ -164,7 +167,7 @@ class SlotProcess:
                 after = _digests(args, written)
                 self.changed = tuple(number for number in before if before[number] != after[number])
             self._end_fork()
-            return Outcome.SUCCESS, apart(dump_result(returned)), None
+            return Outcome.SUCCESS, apart(dump_result(returned, self.most)), None
         except BaseException as error:
             self._end_fork(error.code if isinstance(error, SystemExit) else 1)
             return Outcome.TASK_FAILURE, None, _own_failure(error)
@@ -172,6 +175,28 @@ class SlotProcess:
     def _end_fork(self, code: object = 1) -> None:
         if os.getpid() != self.pid:
             os._exit(code if isinstance(code, int) else 1)
+
+
+def call(args: SlotArgs) -> Any:
+    """What an ``Executor`` has slots do."""
+    function, positional, named, special = args.config
+    if special is None:
+        return function(*positional, **named)
+    env, memory = special
+    before, limits = {name: os.environ.get(name) for name in env}, resource.getrlimit(resource.RLIMIT_AS)
+    os.environ.update(env)
+    try:
+        if memory is not None:
+            with open("/proc/self/statm") as file:
+                used = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + memory, limits[1]))
+        return function(*positional, **named)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _digests(args: SlotArgs, written: Sequence[int]) -> dict[int, int]:

@@ -169,12 +169,6 @@ def slab_of(tensor: torch.Tensor) -> Slab | None:
     return None if part is None else part[2]
 
 
-def slab_at(address: int) -> Slab | None:
-    """The memory of the runtime that has this address."""
-    part = vars(_mappings.at(address) or object).get("_aorta_part")
-    return None if part is None else part[2]
-
-
 class _Mappings:
     """Storages of tasks by address, because NumPy and DLPack make new storages over the same bytes."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common.interrupts import SIGINT_HELD, pieces
 from pytest_aorta.runtime.arguments import check_function, check_timeout, expect, listed, seconds, whole_number
-from pytest_aorta.runtime.callables import CallableHandle, Callables, WorkerSpec, define
+from pytest_aorta.runtime.callables import MAX_RESULT, CallableHandle, Callables, WorkerSpec, define
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphRun, TaskKind
 from pytest_aorta.runtime.endpoint import Bulk, Message, ProcessEndpoint, ProcessLink
 from pytest_aorta.runtime.graph import Hazards
@@ -89,6 +89,7 @@ class Worker:
             tasks that change what they were given as ``INPUT``. Inputs are read twice more.
         pin: whether each slot has cores of its own. ``"auto"``: where these are two or more, until it has to wait for
             them because other processes use them.
+        max_result: bytes that a task may return, pickled.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Worker:
         allowed_failures: int | None = 3,
         check: bool = False,
         pin: bool | Literal["auto"] = "auto",
+        max_result: int = MAX_RESULT,
     ) -> None:
         if pin not in (True, False, "auto"):
             raise ValueError(f"pin must be True, False or 'auto', not {pin!r}")
@@ -152,6 +154,7 @@ class Worker:
             allowed_failures=allowed_failures,
             check=check,
             pin=pin,
+            max_result=max_result,
         )
         #: In the process of a nested worker: the fork that becomes its zygote.
         self.seed: Seed | None = None
@@ -347,6 +350,15 @@ class Worker:
         self._state = WorkerState.CLOSING
         self._end()
         self._state = WorkerState.CLOSED
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """What its tasks are submitted to, once it has started."""
+        return self._dispatcher
+
+    def disown(self) -> None:
+        """Let any thread close it."""
+        self._owner = None
 
     def revive(self) -> None:
         """Start processes again in slots that are out of service, as if none had died; now, where one waits to start.
@@ -562,7 +574,7 @@ class ChildProcesses:
     ) -> None:
         def launch(endpoint: ProcessEndpoint) -> Link:
             worker = self._describe()
-            what = (list(worker.callables.definitions.values()), worker.prepare, worker.check)
+            what = (list(worker.callables.definitions.values()), worker.prepare, worker.check, worker.max_result)
             payload = {"role": "slot", "variables": variables}
             has_room = cores is not None and len(cores) >= PINNED and not endpoint.crowded
             pinned = has_room if worker.pin == "auto" else worker.pin
