@@ -200,15 +200,6 @@ def _dump(value: Any, reduce: Callable[[Any], Any]) -> bytes:
     return file.getvalue()
 
 
-def dump_call(call: Any, plain: bool) -> tuple[bytes, Any]:
-    """Pickle a call of an executor, and return what has to live until it has ended; ``plain``: by the names in it."""
-    if plain:
-        return pickle.dumps(call, 5), None
-    captured = Capturing()
-    with _unimportable_by_value(getattr(call[0], "__module__", None)):
-        return _dump(call, captured.reduce_of(call[0])), captured.keeps
-
-
 def dump_result(value: Any, most: int = MAX_RESULT) -> bytes | None:
     """Pickle the return value of a task (``None`` stays ``None``); a ``TaskRef`` in it stands for its task's result."""
     if value is None:
@@ -356,4 +347,5 @@ class WorkerSpec:
     check: bool = False
     pin: bool | str = "auto"
     max_result: int = MAX_RESULT
+    replay_orders: tuple[int, ...] = ()
     children: tuple[tuple[WorkerSpec, str | None], ...] = ()

@@ -11,7 +11,6 @@ import ctypes
 import mmap
 import os
 import sys
-import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,10 +87,6 @@ class Capturing:
 
     def __init__(self) -> None:
         self.keeps: list[Any] = []
-
-    def reduce_of(self, target: Any) -> Callable[[Any], Reduced | None]:
-        """``reduce`` for what is reached through ``target``: what a call is given besides are values."""
-        return self.reduce if isinstance(target, types.FunctionType) and target.__closure__ else lambda item: None
 
     def reduce(self, item: Any) -> Reduced | None:
         """How to pickle an object in shared memory; ``None`` for any other one.

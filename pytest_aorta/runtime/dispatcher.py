@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import TaskArgs
     from pytest_aorta.runtime.callables import Definition
     from pytest_aorta.runtime.graph import Hazards
+    from pytest_aorta.runtime.orders import Order
 
 
 class TaskKind(enum.Enum):
@@ -315,9 +316,12 @@ class GraphRun:
         fail_fast: bool = False,
         priority: int = 0,
         keeps: Any = None,
-        hazards: Hazards | None = None,
+        hazards: Hazards | Order | None = None,
         forgets: bool = False,
+        order: Order | None = None,
     ) -> None:
+        #: In which order its tasks start, one at a time; ``None``: as they can.
+        self.order = order
         #: Whether records of tasks that nothing refers to are dropped.
         self.forgets = forgets
         #: Tasks of the lowest rank start first.
@@ -428,8 +432,17 @@ class Dispatcher:
         self._called: deque[Callable[[], object]] = deque()
 
     def _start_ready(self) -> None:
+        for run in self.runs:
+            if run.order is not None and (node := run.order.next()) is not None:
+                self.queues.push(node)
         while self.queues and self._start_next():
             pass
+
+    def let_run(self, run: GraphRun) -> None:
+        """Somebody waits for tasks of a run that has an order."""
+        if run.order is not None:
+            with self.turn:
+                run.order.is_open = True
 
     def _call_watchers(self) -> None:
         while self._called:
@@ -467,6 +480,8 @@ class Dispatcher:
     def close_run(self, run: GraphRun) -> None:
         with self.turn:
             run.closed = True
+            if run.order is not None:
+                run.order.is_open = True
             self._end_if_over(run)
 
     def _end_if_over(self, run: GraphRun) -> None:
@@ -547,6 +562,7 @@ class Dispatcher:
             run.waited_for = True
             return run.closed or run.cancelled is not None or run.unsettled < run.ring_size
 
+        self.let_run(run)
         with self.lock:
             self.lock.wait_until(over, give_up)
 
@@ -595,7 +611,11 @@ class Dispatcher:
     # Reports of the graph
 
     def _ready(self, node: GraphNode) -> None:
-        self.queues.push(node)
+        run: GraphRun = node.run
+        if run.order is not None:
+            run.order.ready.append(node)
+        else:
+            self.queues.push(node)
 
     def _settled(self, node: GraphNode) -> None:
         task: GraphTask = node.payload
@@ -614,6 +634,12 @@ class Dispatcher:
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = record_of(node)
         run.unsettled -= 1
+        if run.order is not None:
+            if run.order.running is node:
+                run.order.running = None
+            elif node in run.order.ready:  # it was cancelled
+                run.order.ready.remove(node)
+            run.order.is_open = run.closed or (run.order.is_open and run.unsettled > 0)
         # Not for each task: a large ring would cost a change of threads for every one.
         room = run.ring_size - run.unsettled
         if run.waited_for and (room >= max(1, run.ring_size // 16) or run.cancelled is not None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import pickle
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from pytest_aorta.runtime.arguments import expect, seconds, whole_number
-from pytest_aorta.runtime.callables import MAX_MESSAGE, Definition, define, dump_call
+from pytest_aorta.runtime.callables import MAX_MESSAGE, Definition, define, dumps
 from pytest_aorta.runtime.dispatcher import GraphRun, GraphTask, record_of
 from pytest_aorta.runtime.graph import UNSTARTED, GraphNode
 from pytest_aorta.runtime.records import Outcome, StartupError, TaskError, TaskRecord
@@ -179,7 +180,7 @@ class _Pool:
         self._started = False
         self._broken: str | None = None
         self._over = False
-        self._open: set[CallFuture] = set()
+        self._open: set[futures.Future[Any]] = set()
         self._idle = threading.Condition()
 
     def _start(self) -> None:
@@ -231,7 +232,7 @@ class _Pool:
             return
         error: BaseException | None = None
         if not record.ok:
-            error = record.failure and record.failure.exception()
+            error = None if record.failure is None else record.failure.exception()
             if error is None:
                 error = ProcessDied(record) if record.outcome is Outcome.ENDPOINT_FAILURE else TaskError(record)
         options, lost = future._options, (Outcome.ENDPOINT_FAILURE, Outcome.TIMEOUT)
@@ -246,7 +247,7 @@ class _Pool:
 
     def _ended(self, future: futures.Future[Any]) -> None:
         with self._idle:
-            self._open.discard(future)  # type: ignore[arg-type]
+            self._open.discard(future)
             self._idle.notify_all()
 
     def shutdown(self, wait: bool, cancel_futures: bool) -> None:
@@ -280,24 +281,26 @@ def _end(reference: weakref.ref[_Pool]) -> None:
 _PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
 
 
-def _packed(fn: Callable[..., Any], args: Any, kwargs: Any, options: CallOptions) -> tuple[bytes, Any]:
-    """The call as a pickle, and what has to live until it has ended."""
+def _packed(fn: Callable[..., Any], args: Any, kwargs: Any, options: CallOptions) -> tuple[bytes, Definition]:
+    """The call as a pickle, and the function, which has to live until it has ended."""
+    is_function = isinstance(fn, types.FunctionType | types.BuiltinFunctionType)
+    definition = (_known(fn) if is_function else None) or define(fn)
     special = (dict(options.env), options.memory) if options.env or options.memory else None
-    is_plain = all(type(value) in _PLAIN for value in (*args, *kwargs.values()))
-    is_known = isinstance(fn, types.FunctionType | types.BuiltinFunctionType) and _goes_by_name(fn)
-    return dump_call((fn, args, kwargs, special), is_plain and is_known)
+    call = definition.data, args, kwargs, special
+    if all(type(value) in _PLAIN for value in (*args, *kwargs.values())):
+        return pickle.dumps(call, 5), definition
+    return dumps(call, f"the arguments of {definition.name} cannot be sent to another process"), definition
 
 
 @lru_cache(maxsize=256)
-def _goes_by_name(fn: Any) -> bool:
-    if fn.__module__ in (None, "__main__") or isinstance(getattr(fn, "__self__", None), type):
-        return False
-    try:
-        return define(fn).data == define(sys.modules[fn.__module__].__dict__[fn.__qualname__]).data and (
-            len(define(fn).data) < 200 + len(fn.__module__) + len(fn.__qualname__)
-        )
-    except (KeyError, TypeError):
-        return False
+def _known(fn: Any) -> Definition | None:
+    """The definition of a function that goes by its name, and is the same each time; others may have new closures."""
+    owner = getattr(fn, "__self__", None)
+    if fn.__module__ == "__main__" or not (owner is None or isinstance(owner, types.ModuleType)):
+        return None
+    definition = define(fn)
+    by_name = isinstance(fn, types.BuiltinFunctionType) or fn.__code__.co_code not in definition.data
+    return definition if by_name else None
 
 
 def _call_each(fn: Callable[..., Any], chunk: Iterable[tuple[Any, ...]]) -> list[Any]:

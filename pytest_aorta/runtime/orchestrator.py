@@ -29,7 +29,7 @@ from pytest_aorta.runtime.callables import dump_argument
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphTask, Member, RingFull, TaskKind, record_of
 from pytest_aorta.runtime.graph import HazardWarning, State
 from pytest_aorta.runtime.records import Outcome, TaskError, TaskRecord
-from pytest_aorta.runtime.tensors import slab_of, snapshot
+from pytest_aorta.runtime.tensors import blank_like, overwrite, slab_of, snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +67,7 @@ class TaskRef(Future[Any]):
         with self._dispatcher.lock:
             if name not in vars(self):
                 super().__init__()
+                self._dispatcher.let_run(self._node.run)
                 self._dispatcher.watch(self._node.payload, self._settle)
         return vars(self)[name]
 
@@ -130,6 +131,7 @@ class TaskRef(Future[Any]):
         if not task.has_settled and timeout is None:
             self._dispatcher.loop.poll_until(lambda: task.has_settled)
         if not task.has_settled:
+            self._dispatcher.let_run(self._node.run)
             with self._dispatcher.lock:
                 task.awaited = True
                 if not self._dispatcher.lock.wait_until(lambda: task.has_settled, give_up):
@@ -483,9 +485,15 @@ class Orchestrator:
             ValueError: it is larger than a ring (``heap_ring_size``).
         """
         self._check_open()
-        tensor, slab = self._heap.allocate(blank_tensor(shape, dtype), len(self._scopes) - 1)
+        tensor, slab = self._allocate(blank_tensor(shape, dtype))
         self._scopes[-1].append(self._keep(slab))
         return tensor
+
+    def _allocate(self, blank: torch.Tensor) -> tuple[torch.Tensor, Slab]:
+        tensor, slab = self._heap.allocate(blank, len(self._scopes) - 1)
+        if self._run.order is not None:  # every order begins with the same content
+            overwrite(tensor, blank_like(tensor))
+        return tensor, slab
 
     def _keep(self, slab: Slab) -> GraphNode:
         with SIGINT_HELD:
@@ -534,7 +542,7 @@ class Orchestrator:
         copies: dict[int, torch.Tensor] = {}
 
         def output(blank: torch.Tensor) -> torch.Tensor:
-            tensor, slab = self._heap.allocate(blank, len(self._scopes) - 1)
+            tensor, slab = self._allocate(blank)
             output_nodes.append(self._keep(slab))
             outputs.append(tensor)
             return tensor
@@ -551,6 +559,8 @@ class Orchestrator:
                 if member.args is not None:
                     member.args = member.args.submitted(output, copy)
                     accesses += member.args.check()
+                    if self._run.order is not None:
+                        self._run.order.remember(member.args.tensors)
                     # Held, whatever the tag.
                     slabs = filter(None, map(slab_of, member.args.tensors))
                     producers += [slab.node for slab in slabs if slab.node is not None and slab.node.run is self._run]

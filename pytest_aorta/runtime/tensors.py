@@ -311,6 +311,11 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     return from_bytes(shape, strides, dtype, bytearray(content))  # torch would wake its threads for this copy
 
 
+def blank_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Zero bytes of this shape and type."""
+    return from_bytes(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, bytearray(tensor.nbytes) or b"")
+
+
 def overwrite(tensor: torch.Tensor, content: torch.Tensor) -> None:
     """Copy the content of a tensor of the same shape and type, bypassing autograd."""
     if tensor.numel():

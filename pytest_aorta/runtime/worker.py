@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -23,8 +24,9 @@ from pytest_aorta.runtime.arguments import check_function, check_timeout, expect
 from pytest_aorta.runtime.callables import MAX_RESULT, CallableHandle, Callables, WorkerSpec, define
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphRun, TaskKind
 from pytest_aorta.runtime.endpoint import Bulk, Message, ProcessEndpoint, ProcessLink
-from pytest_aorta.runtime.graph import Hazards
+from pytest_aorta.runtime.graph import Hazards, HazardWarning
 from pytest_aorta.runtime.orchestrator import Orchestrator, RunHandle
+from pytest_aorta.runtime.orders import Order, compare
 from pytest_aorta.runtime.records import StartupError
 from pytest_aorta.runtime.resources.devices import (
     are_named_only,
@@ -90,6 +92,9 @@ class Worker:
         pin: whether each slot has cores of its own. ``"auto"``: where these are two or more, until it has to wait for
             them because other processes use them.
         max_result: bytes that a task may return, pickled.
+        replay_orders: ``run`` builds and runs its graph once as it is submitted, and then in this many legal orders (or
+            in those with these numbers), each from the same content of the memory that it is given. What differs is a
+            ``HazardWarning`` that names the tasks, the tensor and the missing tag.
     """
 
     def __init__(
@@ -109,7 +114,11 @@ class Worker:
         check: bool = False,
         pin: bool | Literal["auto"] = "auto",
         max_result: int = MAX_RESULT,
+        replay_orders: int | Sequence[int] = 0,
     ) -> None:
+        orders = range(replay_orders) if isinstance(replay_orders, int) else replay_orders
+        for order in orders:
+            whole_number("an order", order)
         if pin not in (True, False, "auto"):
             raise ValueError(f"pin must be True, False or 'auto', not {pin!r}")
         whole_number("ring_size", ring_size, 1)
@@ -155,7 +164,11 @@ class Worker:
             check=check,
             pin=pin,
             max_result=max_result,
+            replay_orders=tuple(orders),
         )
+        #: The orders of the last ``run``, with the hash of every output, and what differs between them.
+        self.orders: list[Order] = []
+        self.differences: list[str] = []
         #: In the process of a nested worker: the fork that becomes its zygote.
         self.seed: Seed | None = None
         self._state = WorkerState.NEW
@@ -398,6 +411,7 @@ class Worker:
         fail_fast: bool = False,
         priority: int = 0,
         block: bool = False,
+        order: Order | None = None,
     ) -> RunHandle:
         """Build the graph of a run: calls ``orch_fn(orch, args, config)``, and returns when that has returned.
 
@@ -412,6 +426,7 @@ class Worker:
             fail_fast: once a task has failed, have every further submission of this run raise that failure.
             priority: tasks of runs with a higher one start first.
             block: wait until fewer than two other runs are open, before the graph is built.
+            order: in which its tasks start, see ``replay_orders``.
         """
         check_function("orch_fn", orch_fn, "orch_fn(orch, args, config)")
         expect("priority", priority, int, "a whole number")
@@ -420,7 +435,7 @@ class Worker:
             raise RuntimeError(f"this worker is used by process {self._process}, of which this one is a fork")
         if threading.get_ident() in self._building:
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
-        return self.build(orch_fn, args, config, fail_fast=fail_fast, priority=priority, block=block)
+        return self.build(orch_fn, args, config, fail_fast=fail_fast, priority=priority, block=block, order=order)
 
     def build(
         self,
@@ -432,6 +447,7 @@ class Worker:
         priority: int = 0,
         block: bool = False,
         opened: Callable[[RunHandle], object] = lambda handle: None,
+        order: Order | None = None,
     ) -> RunHandle:
         """As ``submit``, also for tasks of the level above; calls ``opened`` with the run before ``orch_fn``."""
         spec = self._arguments
@@ -442,7 +458,8 @@ class Worker:
                     fail_fast=fail_fast,
                     priority=priority,
                     keeps=(orch_fn, args, config),
-                    hazards=Hazards() if spec.check else None,
+                    hazards=order or (Hazards() if spec.check and not spec.replay_orders else None),
+                    order=order,
                 ),
                 block,
             )
@@ -468,7 +485,21 @@ class Worker:
         self, orch_fn: Callable[..., Any], args: Any = None, config: Any = None, *, fail_fast: bool = False
     ) -> None:
         """``submit``, and wait: raises ``TaskError`` when a task has failed."""
-        self.submit(orch_fn, args, config, fail_fast=fail_fast).wait()
+        if not self._arguments.replay_orders:
+            self.submit(orch_fn, args, config, fail_fast=fail_fast).wait()
+            return
+        self.orders, self.differences = [], []
+        for number in (0, *(order for order in self._arguments.replay_orders if order)):
+            order = Order(number)
+            self.submit(orch_fn, args, config, fail_fast=fail_fast, order=order).wait()
+            order.end()
+            self.orders.append(order)
+            if number:
+                self.differences += compare(self.orders[0], order)
+            order.restore(final=False)
+        self.orders[0].restore(final=True)
+        for text in self.differences:
+            warnings.warn(text, HazardWarning, stacklevel=2)
 
 
 #: Variables by which libraries learn how many threads to compute with. One that the user has set stays.
@@ -574,7 +605,8 @@ class ChildProcesses:
     ) -> None:
         def launch(endpoint: ProcessEndpoint) -> Link:
             worker = self._describe()
-            what = (list(worker.callables.definitions.values()), worker.prepare, worker.check, worker.max_result)
+            check = "orders" if worker.replay_orders else worker.check
+            what = (list(worker.callables.definitions.values()), worker.prepare, check, worker.max_result)
             payload = {"role": "slot", "variables": variables}
             has_room = cores is not None and len(cores) >= PINNED and not endpoint.crowded
             pinned = has_room if worker.pin == "auto" else worker.pin
