@@ -92,8 +92,8 @@ class Worker:
         pin: whether each slot has cores of its own. ``"auto"``: where these are two or more, until it has to wait for
             them because other processes use them.
         max_result: bytes that a task may return, pickled.
-        replay_orders: ``run`` builds and runs its graph once as it is submitted, and then in this many legal orders (or
-            in those with these numbers), each from the same content of the memory that it is given. What differs is a
+        replay_orders: ``run`` builds and runs its graph in this many legal orders, first as it is submitted (or in that
+            one, and then in those with these numbers), each from the same content of the memory that it is given. What differs is a
             ``HazardWarning`` that names the tasks, the tensor and the missing tag.
     """
 
@@ -116,7 +116,7 @@ class Worker:
         max_result: int = MAX_RESULT,
         replay_orders: int | Sequence[int] = 0,
     ) -> None:
-        orders = range(replay_orders) if isinstance(replay_orders, int) else replay_orders
+        orders = range(1, replay_orders) if isinstance(replay_orders, int) else replay_orders
         for order in orders:
             whole_number("an order", order)
         if pin not in (True, False, "auto"):
@@ -489,12 +489,12 @@ class Worker:
             self.submit(orch_fn, args, config, fail_fast=fail_fast).wait()
             return
         self.orders, self.differences = [], []
-        for number in (0, *(order for order in self._arguments.replay_orders if order)):
+        for place, number in enumerate((0, *self._arguments.replay_orders)):
             order = Order(number)
             self.submit(orch_fn, args, config, fail_fast=fail_fast, order=order).wait()
             order.end()
             self.orders.append(order)
-            if number:
+            if place:
                 self.differences += compare(self.orders[0], order)
             order.restore(final=False)
         self.orders[0].restore(final=True)
