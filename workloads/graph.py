@@ -63,10 +63,15 @@ class Graph(Workload):
                     hashes.update({f"{len(hashes)} {task.label} {name}": it for name, it in task.outputs().items()})
 
         order = int(os.environ.get(TRIAL_INDEX, "0"))
-        with warnings.catch_warnings(), Replaying(3, num_sub_workers=self.config.slots, replay_orders=[order]) as worker:
+        with (
+            warnings.catch_warnings(),
+            Replaying(3, num_sub_workers=self.config.slots, replay_orders=[order]) as worker,
+        ):
             warnings.simplefilter("ignore", HazardWarning)
             self._function(worker)
         if not hashes:
             raise RuntimeError(f"{self.config.graph} has run no graph with worker.run(build)")
         details = [{"message": text} for text in found]
-        return WorkloadResult(not found, len(found), failure_details=details, metrics={"order": order, "hashes": hashes})
+        return WorkloadResult(
+            not found, len(found), failure_details=details, metrics={"order": order, "hashes": hashes}
+        )

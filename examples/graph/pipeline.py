@@ -35,7 +35,7 @@ def train(args: SlotArgs) -> float:
         (gradient,) = torch.autograd.grad(loss, model)
         model = (model - 5.0 * gradient).detach().requires_grad_()
     weights.copy_(model.detach())
-    return float(loss)
+    return float(loss.detach())
 
 
 def evaluate(args: SlotArgs) -> float:

@@ -312,7 +312,7 @@ class Callables:
                 may not run it.
         """
         if not isinstance(handle, CallableHandle):
-            raise TypeError(f"expected a handle from Worker.register, not {handle!r}")
+            raise TypeError(f"expected a CallableHandle returned by Worker.register, not {handle!r}")
         own = handle.owner == self.owner
         digest, eligible = self._handles.get(handle.serial, ("", None)) if own else (handle.digest, None)
         if digest != handle.digest or handle.owner not in self.owners or digest not in self.definitions:

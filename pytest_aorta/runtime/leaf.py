@@ -54,6 +54,10 @@ def serve(payload: dict[str, Any], channel: Channel) -> None:
     assert socket_fd is not None
     assert bulk_fd is not None
     _take_output(channel, payload["output"])
+    if payload["tracker"]:
+        from multiprocessing import resource_tracker
+
+        vars(resource_tracker)["_resource_tracker"]._fd = channel.receive_fd()
     transport = MessageSocket(socket_fd, Bulk(bulk_fd))
     spec = transport.receive()
     if spec is None:

@@ -109,6 +109,8 @@ class TaskRef(Future[Any]):
         """Its number; later tasks have greater ones."""
         return self._node.id
 
+    slot_id = id  # upstream's name
+
     @property
     def state(self) -> State:
         """Its state at this moment."""
@@ -504,14 +506,14 @@ class Orchestrator:
                 raise
 
     @contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> Iterator[Orchestrator]:
         """Tasks and memory of a scope are released when it ends, once no task uses them; does not wait for that."""
         self._check_open()
         if len(self._scopes) >= MAX_SCOPES:
             raise RuntimeError(f"at most {MAX_SCOPES} scopes within each other")
         self._scopes.append([])
         try:
-            yield
+            yield self
         finally:
             if self._scopes:  # the whole graph may have ended meanwhile
                 self._dispatcher.release_scope(self._scopes.pop())

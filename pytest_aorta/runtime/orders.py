@@ -136,7 +136,7 @@ def compare(first: Order, other: Order) -> list[str]:
         return [
             f"order {other.number}: the graph itself depends on values: {len(other.tasks)} tasks are not those of 0"
         ]
-    found = []
+    found: list[str] = []
     differing: set[int] = set()
     for here, there in zip(first.tasks, other.tasks, strict=True):
         ours, theirs = here.outputs(), there.outputs()
@@ -144,7 +144,9 @@ def compare(first: Order, other: Order) -> list[str]:
             continue
         if not differing & here.before:  # else it has its wrong value from another task
             what = ", ".join(name for name in ours if ours[name] != theirs.get(name))
-            found.append(f"order {other.number}: {here} gives another {what}: {_blame(first, other, here, there)}")
+            blame = _blame(first, other, here, there)
+            if not any(blame in text for text in found):
+                found.append(f"order {other.number}: {here} gives another {what}: {blame}")
         differing.add(here.number)
     for number, content in first.final.items() if not found else ():
         if other.final.get(number, content) != content:

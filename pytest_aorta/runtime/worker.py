@@ -93,8 +93,8 @@ class Worker:
             them because other processes use them.
         max_result: bytes that a task may return, pickled.
         replay_orders: ``run`` builds and runs its graph in this many legal orders, first as it is submitted (or in that
-            one, and then in those with these numbers), each from the same content of the memory that it is given. What differs is a
-            ``HazardWarning`` that names the tasks, the tensor and the missing tag.
+            one, and then in those with these numbers), each from the same content of the memory that it is given. What
+            differs is a ``HazardWarning`` that names the tasks, the tensor and the missing tag.
     """
 
     def __init__(
@@ -177,8 +177,8 @@ class Worker:
         #: The thread that closes it, as long as it lives; the process that started it, and is to end it.
         self._owner: threading.Thread | None = None
         self._process: int | None = None
-        #: The threads that build graphs.
-        self._building: set[int] = set()
+        #: The orchestrators of threads that build graphs.
+        self._building: dict[int, Orchestrator] = {}
 
     def __repr__(self) -> str:
         spec = self._arguments
@@ -216,11 +216,11 @@ class Worker:
         if level < 4:
             raise ValueError(f"level {level} has no workers below it; level 4 and up have")
         if self._state not in (WorkerState.NEW, WorkerState.ATTACHED):
-            raise RuntimeError("add_worker after init")
+            raise RuntimeError("add_worker comes before init")
         if child is self or below >= level:
             raise ValueError(f"a worker of level {below} cannot be below one of level {level}")
         if child._state is not WorkerState.NEW:
-            raise RuntimeError("the child has been started, or is another worker's")
+            raise RuntimeError("the child must be NEW: it has been started, or is another worker's")
         child._state = WorkerState.ATTACHED
         self.children.append((child, host))
         return len(self.children) - 1
@@ -364,6 +364,13 @@ class Worker:
         self._end()
         self._state = WorkerState.CLOSED
 
+    def get_orchestrator(self) -> Orchestrator:
+        """The orchestrator of the graph that the calling thread builds; ``RuntimeError`` outside of ``orch_fn``."""
+        orchestrator = self._building.get(threading.get_ident())
+        if orchestrator is None:
+            raise RuntimeError("there is no graph that this thread builds: an orchestrator belongs to a run")
+        return orchestrator
+
     @property
     def dispatcher(self) -> Dispatcher:
         """What its tasks are submitted to, once it has started."""
@@ -467,12 +474,12 @@ class Worker:
             handle = RunHandle(self._dispatcher, run)
             try:
                 opened(handle)
-                self._building.add(threading.get_ident())
+                self._building[threading.get_ident()] = orchestrator
                 try:
                     with SIGINT_HELD.released():
                         orch_fn(orchestrator, args, config)
                 finally:
-                    self._building.discard(threading.get_ident())
+                    self._building.pop(threading.get_ident(), None)
             except BaseException:
                 self._dispatcher.cancel_run(run, "the graph could not be built", running=False)
                 raise
@@ -658,10 +665,15 @@ class ChildProcesses:
             if zygote.against_forking:
                 reasons = "; ".join(zygote.against_forking)
                 raise StartupError(f"{endpoint.name}: a process of this interpreter cannot be forked: {reasons}")
-            payload = {**payload, "output": output, "owner": os.getpid()}
+            # Shared memory that a task opens by its name belongs to whoever has made it: with a tracker of its own, the
+            # slot would unlink it at its end. ``spawn`` hands the tracker on like this.
+            trackers = sys.modules.get("multiprocessing.resource_tracker")
+            tracker = None if trackers is None else trackers._resource_tracker._fd
+            extra = () if tracker is None else (tracker,)
+            payload = {**payload, "output": output, "owner": os.getpid(), "tracker": len(extra)}
             file = Path(f"/proc/{os.getpid()}/fd/{stacks.fileno()}")
             task = zygote.start_task(payload, stacks=file, cores=cores, descriptors=held)
-            for fd in (theirs.fileno(), bulk.fd, *output):
+            for fd in (theirs.fileno(), bulk.fd, *output, *extra):
                 task.send_fd(fd)
         except BaseException as error:
             ours.close()

@@ -308,6 +308,19 @@ def test_references_and_runs_can_be_awaited(host: Host, gates: Gates) -> None:
 # Building
 
 
+def test_what_has_another_name_upstream_has_that_one_as_well(host: Host) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        assert host.worker.get_orchestrator() is orch
+        with orch.scope() as scope:
+            ref = scope.submit_sub(host.nothing, TaskArgs().add_tensor(torch.zeros(2)))
+        assert ref.slot_id == ref.id
+
+    handle = host.worker.submit(build)
+    handle.result(PATIENCE)
+    with pytest.raises(RuntimeError, match="an orchestrator belongs to a run"):
+        host.worker.get_orchestrator()
+
+
 def test_runs_and_tasks_can_be_cancelled_before_and_while_they_run(host: Host, gates: Gates) -> None:
     refs: list[TaskRef] = []
 
@@ -389,7 +402,10 @@ def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
 
 
 WRONG: list[tuple[Callable[[Any, Any], Any], str]] = [
-    (lambda orch, h: orch.submit_sub(print), "expected a handle from Worker.register, not <built-in function"),
+    (
+        lambda orch, h: orch.submit_sub(print),
+        "expected a CallableHandle returned by Worker.register, not <built-in function",
+    ),
     (lambda orch, h: orch.submit_sub(h, [1]), r"must be TaskArgs or None, not \[1\] \(list\); build them with Task"),
     (lambda orch, h: orch.submit_sub(h, torch.zeros(2)), r"must be TaskArgs or None, not tensor.* \(Tensor\)"),
     (lambda orch, h: orch.submit_sub(h, after=orch.submit_sub(h)), r"after must be a list of tasks.* \(TaskRef\)"),
