@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.shared_memory import SharedMemory
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,8 @@ class Capturing:
             if not item.nbytes or not item.contiguous:
                 return None
             return self._placed(_address(item), item.nbytes, _view, item.format, item.shape)
-        if isinstance(item, SharedMemory):
+        named = sys.modules.get("multiprocessing.shared_memory")
+        if named is not None and isinstance(item, named.SharedMemory):
             return _attach_named, (item.name,)
         if isinstance(item, ctypes._SimpleCData | ctypes.Array | ctypes.Structure | ctypes.Union):
             size = ctypes.sizeof(item)
@@ -202,12 +203,11 @@ def _ctypes_object(place: Place, kind: Any) -> Any:
     return kind.from_buffer(place.attach())
 
 
-def _attach_named(name: str) -> SharedMemory:
-    from multiprocessing import resource_tracker
-
+def _attach_named(name: str) -> Any:
+    resource_tracker: Any = import_module("multiprocessing.resource_tracker")
     # This process only looks: a tracker of its own would unlink the memory when it ends.
     register, resource_tracker.register = resource_tracker.register, lambda *_: None
     try:
-        return SharedMemory(name)
+        return import_module("multiprocessing.shared_memory").SharedMemory(name)
     finally:
         resource_tracker.register = register
