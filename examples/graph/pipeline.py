@@ -3,7 +3,7 @@
 One tag is missing, and nothing shows it: the values are those of the order in which the tasks happen to run.
 
     pytest --aorta-graph examples/graph/pipeline.py:graph --aorta-trials 6      # fails, and names the tag
-    pytest --aorta-graph examples/graph/pipeline.py:mended --aorta-trials 6    # with the tag: passes
+    pytest --aorta-graph examples/graph/pipeline.py:mended --aorta-trials 6     # with the tag: passes
 """
 
 from __future__ import annotations

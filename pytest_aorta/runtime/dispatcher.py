@@ -422,6 +422,7 @@ class Dispatcher:
         self.graph = Graph(self._ready, self._settled, self._consumed)
         self.queues = ReadyQueues()
         self.runs: dict[GraphRun, None] = {}
+        self._orders: dict[GraphRun, Order] = {}
         self.closing = False
         self.release_slab: Callable[[Slab], None] = lambda slab: None
         #: Called within the turn in which a run has ended.
@@ -432,11 +433,12 @@ class Dispatcher:
         self._called: deque[Callable[[], object]] = deque()
 
     def _start_ready(self) -> None:
-        for run in self.runs:
-            if run.order is not None and (node := run.order.next()) is not None:
-                self.queues.push(node)
-        while self.queues and self._start_next():
-            pass
+        while True:
+            for order in self._orders.values():
+                if (node := order.next()) is not None:
+                    self.queues.push(node)
+            if not (self.queues and self._start_next()):
+                break
 
     def let_run(self, run: GraphRun) -> None:
         """Somebody waits for tasks of a run that has an order."""
@@ -475,6 +477,8 @@ class Dispatcher:
             if self.closing:
                 raise WorkerClosed(f"{self.name} is closed")
             self.runs[run] = None
+            if run.order is not None:
+                self._orders[run] = run.order
             return run
 
     def close_run(self, run: GraphRun) -> None:
@@ -488,6 +492,7 @@ class Dispatcher:
         if not run.closed or run.unsettled or run.ended.is_set():
             return
         del self.runs[run]
+        self._orders.pop(run, None)
         run.keeps = None
         self.graph.end_run(run)
         self.run_ended()

@@ -485,15 +485,16 @@ class ProcessLink:
     def is_crowded(self) -> bool:
         """Whether it had to wait for its cores, as other processes use them; then it is pinned to them no more."""
         now = time.monotonic()
-        if not self._let_go or now < self._looked_at + LOOK:
+        pid = self._task.known_pid
+        if not self._let_go or pid is None or now < self._looked_at + LOOK:
             return False
         try:
-            waited = int(Path(f"/proc/{self._task.pid}/schedstat").read_text().split()[1]) / 1e9
+            waited = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
             crowded = waited - self._waited > CROWDED * (now - self._looked_at)
             self._looked_at, self._waited = now, waited
-            for thread in os.listdir(f"/proc/{self._task.pid}/task") if crowded else ():
+            for thread in os.listdir(f"/proc/{pid}/task") if crowded else ():
                 os.sched_setaffinity(int(thread), self._let_go)
-        except (OSError, ValueError, IndexError, ZygoteError):  # it has gone, or the kernel does not count
+        except (OSError, ValueError, IndexError):  # it has gone, or the kernel does not count
             return False
         return crowded
 

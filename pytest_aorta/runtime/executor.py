@@ -69,14 +69,20 @@ class CallFuture(futures.Future[Any]):
         """Whether it has started, and has not ended."""
         return not self.done() and (self._node is not None and self._node.state not in UNSTARTED)
 
+    def result(self, timeout: float | None = None) -> Any:
+        """What the call returned; raises what it raised."""
+        if timeout is None:
+            self._pool.dispatcher.loop.poll_until(self.done)
+        return super().result(timeout)
+
     def cancel(self) -> bool:
         """Do not start it, if it has not started yet."""
         with self._pool.turn:
-            if self.running() or not super().cancel():
-                return False
             if self._node is not None:
+                if self._node.state not in UNSTARTED:
+                    return self.cancelled()
                 self._pool.dispatcher.cancel(self._node, "cancelled", running=False)
-        return True
+        return super().cancel()
 
 
 class Executor(futures.Executor):
@@ -121,8 +127,7 @@ class Executor(futures.Executor):
         prepare = None if initializer is None else partial(initializer, *initargs)
         self._pool = _Pool(max_workers or len(os.sched_getaffinity(0)), prepare, pin)
         self._owns = True
-        # At the end of the interpreter, the calls that were submitted are carried out.
-        atexit.register(_end, weakref.ref(self._pool))
+        _pools.add(self._pool)
 
     def options(self, **changes: Any) -> Executor:
         """An executor on the same processes, for calls with other ``timeout``, ``retries``, ``memory``, ``env``, ..."""
@@ -227,7 +232,8 @@ class _Pool:
 
     def _settle(self, future: CallFuture, node: GraphNode, data: bytes, keeps: Any, label: str) -> None:
         record = future.record = record_of(node)
-        if future.cancelled():
+        if future.cancelled() or record.outcome is Outcome.CANCELLED:
+            futures.Future.cancel(future)
             future.set_running_or_notify_cancel()
             return
         error: BaseException | None = None
@@ -271,9 +277,13 @@ class _Pool:
                 self._worker.close()
 
 
-def _end(reference: weakref.ref[_Pool]) -> None:
-    pool = reference()
-    if pool is not None:
+_pools: weakref.WeakSet[_Pool] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """At the end of the interpreter, carry out the calls that were submitted."""
+    for pool in list(_pools):
         pool.shutdown(True, False)
 
 

@@ -251,6 +251,11 @@ class Task:
             self._take_report()
         return self._pid
 
+    @property
+    def known_pid(self) -> int | None:
+        """The pid of the child, once the thread that follows it has heard of it; does not wait."""
+        return self._pid
+
     def next_message(self, deadline: float | None) -> Message | None:
         """The next message of the child, or ``None`` once it has ended and all its messages have been read.
 

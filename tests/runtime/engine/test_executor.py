@@ -99,7 +99,7 @@ def test_a_call_is_repeated_as_often_as_it_may(
     pool: Executor, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "BACK_OFF", 0.01)
-    patient = pool.options(retries=2, retry_on=(ConnectionError,), timeout=0.5 if how == "hang" else None)
+    patient = pool.options(retries=2, retry_on=(ConnectionError,), timeout=3.0 if how == "hang" else None)
     folders = [tmp_path / name for name in ("two", "three")]
     for folder in folders:
         folder.mkdir()
