@@ -17,6 +17,7 @@ from benchmarks.harness import Bench, Comparison, Subject, duration, table, verd
 #: By their names in ``subjects/dispatch_tasks.py``.
 _LATENCY = {
     "task": "a task of an open run: submit_sub(f).wait()",
+    "task_executor": "Executor: submit(f).result()",
     "executor": "ProcessPoolExecutor: submit(f).result()",
     "pool": "multiprocessing.Pool: apply(f)",
     "ray": "Ray: get(f.remote())",
@@ -26,6 +27,7 @@ _LATENCY = {
 
 _MANY = {
     "task": "one run of all tasks",
+    "task_executor": "Executor: submit each, then result() of each",
     "executor": "ProcessPoolExecutor: submit each, then result() of each",
     "pool": "multiprocessing.Pool: apply_async each, then get() of each",
     "task_map": "a run of one orch.map, which sends tasks in chunks",
@@ -41,11 +43,21 @@ _MEBIBYTE = {
     "executor_mebibyte": "ProcessPoolExecutor: submit(f, array).result()",
 }
 
+#: Private memory in, a number out; the bytes of each are in ``BENCHMARK_SIZE``.
+_SIZED = {
+    "task_sized": "a task on a private tensor",
+    "executor_sized": "ProcessPoolExecutor: submit(f, array).result()",
+}
+
+_TENSOR_SIZES = {f"{2**power // 1024} KiB": 2**power for power in (10, 14, 16, 18, 20, 22, 24, 26)}
+
 #: One task, which has one task, which has ten.
 _TREE = {
     "task_tree": "Worker(5) above Worker(4) above Worker(3)",
     "ray_tree": "Ray: tasks that get tasks that get tasks",
 }
+
+_BESIDE = ", beside two busy loops"
 
 _MODULES = {"ray": "ray", "dask": "distributed"}
 
@@ -58,23 +70,45 @@ def dispatch(bench: Bench) -> dict[str, Any]:
             print(f"{module}: not installed for {peers}")
             lacking.append(peer)
     report: dict[str, Any] = {}
-    for title, what, number, titles, at_most in (
-        ("one after the other, per task", "latency", 2000, _LATENCY, 0.5),
+    parts: list[tuple[str, str, int, dict[str, str], float]] = [
+        ("one after the other, per task", "latency", 2000, _LATENCY, 0.6),
         ("a mebibyte in and one out, per task", "latency", 300, _MEBIBYTE, 0.5),
         ("a tree of three levels, per tree of twelve tasks", "latency", 300, _TREE, 0.5),
-        ("10000 at once, per task", "throughput", 10_000, _MANY, 0.7),
+        ("10000 at once, per task", "throughput", 10_000, _MANY, 0.6),
         ("100000 at once, per task", "throughput", 100_000, _VERY_MANY, 0.7),
-    ):
+        *(
+            (f"a private tensor of {name}", "latency", max(8, min(200, 2**26 // size)), _SIZED, 0.8)
+            for name, size in _TENSOR_SIZES.items()
+        ),
+    ]
+    for title, what, number, titles, _ in (parts[0], parts[3]):
+        parts.append((f"{title}{_BESIDE}", what, number, titles, 1.0))
+    for title, what, number, titles, at_most in parts:
         print(f"\n-- {title}", flush=True)
         durations: dict[str, list[float]] = {}
 
+        size = str(_TENSOR_SIZES.get(title.removeprefix("a private tensor of "), 0))
+        busy = 2 if title.endswith(_BESIDE) else 0
+
         def measure(
-            name: str, what: str = what, number: int = number, found: dict[str, list[float]] = durations
+            name: str,
+            what: str = what,
+            number: int = number,
+            found: dict[str, list[float]] = durations,
+            size: str = size,
+            busy: int = busy,
         ) -> list[float]:
             peer = name.partition("_")[0] in _MODULES
             count = min(number, 300) if peer and what == "latency" else number
             python = peers if peer else sys.executable
-            measured: list[float] = json.loads(bench.run(python, "dispatch_tasks.py", name, what, str(count)))
+            loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+            try:
+                command = (python, "dispatch_tasks.py", name, what, str(count))
+                measured: list[float] = json.loads(bench.run(*command, BENCHMARK_SIZE=size))
+            finally:
+                for loop in loops:
+                    loop.kill()
+                    loop.wait()
             found.setdefault(name, []).extend(measured)
             return measured
 

@@ -208,6 +208,9 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         trials = max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
     elif trials is None and (stop.ends_cells or values["minimize"] or values["explain"]):
         trials = TRIALS_UNTIL_DECIDED
+    if values["graph"]:
+        values["workload"] = (*(values["workload"] or ()), "graph")
+        values["config"] = (*dict(values["config"] or ()).items(), ("graph", values["graph"]))
     slots, own_cores = values["slots"] or (None, None)
     if slots == 0:
         slots = automatic_slots(values["devices"])

@@ -426,6 +426,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
     ),
     "trials": (
         Setting("workload", name, "NAME", "run this registered workload (repeat)", separator=";"),
+        Setting("graph", name, "FILE:FUNC", "run a graph of tasks in a legal order per trial"),
         Setting("trials", trials, "N", "trials per cell, or auto", "1"),
         Setting("environment", name, "NAME", "registered environment (repeat)", "local", separator=";"),
         Setting("mitigations", mitigation_set, "A,B", "a set of names or K=V; repeat for more", "none", separator=";"),

@@ -112,7 +112,7 @@ def verify_result():
 
 
 def test_every_statement_of_the_runtime_has_a_row_and_a_test() -> None:
-    text = (DOCS / "runtime.md").read_text()
+    text = (DOCS / "runtime-statements.md").read_text()
     named = dict(re.findall(r"^\| (\d+) \|.*\| `(\w+)` \|$", text, re.MULTILINE))
     rows = re.findall(r"^\| (\d+) \|", text, re.MULTILINE)
     assert [int(number) for number in rows] == list(range(1, 51))

@@ -163,6 +163,63 @@ def dask() -> Iterator[System]:
         )
 
 
+@contextlib.contextmanager
+def task_executor() -> Iterator[System]:
+    from pytest_aorta.runtime import Executor
+
+    with Executor(WORKERS) as pool:
+
+        def many(number: int) -> None:
+            for future in [pool.submit(nothing) for _ in range(number)]:
+                future.result()
+
+        yield lambda number: timed(lambda: pool.submit(nothing).result(), number), many
+
+
+# Private memory of BENCHMARK_SIZE bytes in
+
+
+def first(array: Any) -> float:
+    return float(array[0])
+
+
+def first_of(args: Any) -> float:
+    return float(args.tensors[0][0])
+
+
+@contextlib.contextmanager
+def task_sized() -> Iterator[System]:
+    import torch
+
+    from pytest_aorta.runtime import TaskArgs, Worker
+
+    source = torch.ones(int(os.environ["BENCHMARK_SIZE"]) // 4)
+    with Worker(3, num_sub_workers=WORKERS) as worker:
+        handle = worker.register(first_of)
+
+        def latencies(number: int) -> list[float]:
+            durations: list[float] = []
+
+            def build(orch: Any, args: Any, config: Any) -> None:
+                durations.extend(timed(lambda: orch.submit_sub(handle, TaskArgs().add(source)).wait(), number))
+
+            worker.run(build)
+            return durations
+
+        yield latencies, lambda number: None
+
+
+@contextlib.contextmanager
+def executor_sized() -> Iterator[System]:
+    from concurrent.futures import ProcessPoolExecutor
+
+    import numpy as np
+
+    array = np.ones(int(os.environ["BENCHMARK_SIZE"]) // 4, dtype=np.float32)
+    with ProcessPoolExecutor(WORKERS) as pool:
+        yield _alone(lambda: pool.submit(first, array).result())
+
+
 # A mebibyte in, and one out
 
 
@@ -255,7 +312,7 @@ def ray_tree() -> Iterator[System]:
 SYSTEMS = {
     system.__name__: system
     for system in (
-        *(task, task_map, executor, pool, pool_map, echo, ray, dask),
+        *(task, task_executor, task_sized, executor_sized, task_map, executor, pool, pool_map, echo, ray, dask),
         *(task_mebibyte, executor_mebibyte, task_tree, ray_tree),
     )
 }
@@ -265,7 +322,7 @@ def main() -> None:
     """Measure what the command line asks for."""
     system, what, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
     with SYSTEMS[system]() as (latencies, many):
-        latencies(_COLD)
+        latencies(5 if "sized" in system else _COLD)
         many(_COLD)
         if what == "throughput":
             print(json.dumps([seconds / number for seconds in timed(lambda: many(number), 1)]))

@@ -72,7 +72,7 @@ def is_typed(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> 
     return any(
         getattr(config.option, setting.ini, None) is not None or environ.get(setting.variable)
         for setting in SETTINGS
-        if setting.name in ("workload", "command", "replay")
+        if setting.name in ("workload", "command", "graph", "replay")
     )
 
 

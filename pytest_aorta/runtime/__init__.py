@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import SlotArgs as SlotArgs
     from pytest_aorta.runtime.arguments import TaskArgs as TaskArgs
     from pytest_aorta.runtime.callables import CallableHandle as CallableHandle
+    from pytest_aorta.runtime.executor import Executor as Executor
+    from pytest_aorta.runtime.executor import ProcessDied as ProcessDied
     from pytest_aorta.runtime.graph import HazardWarning as HazardWarning
     from pytest_aorta.runtime.graph import State as State
     from pytest_aorta.runtime.graph import Tag as Tag
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "arguments": ("CallConfig", "SlotArgs", "TaskArgs"),
     "callables": ("CallableHandle",),
+    "executor": ("Executor", "ProcessDied"),
     "graph": ("HazardWarning", "State", "Tag"),
     "orchestrator": ("MapRef", "Orchestrator", "RunHandle", "TaskRef"),
     "records": ("Outcome", "StartupError", "TaskError", "TaskFailure", "TaskRecord", "WorkerClosed"),

@@ -89,6 +89,8 @@ class TaskArgs:
         self._append(_checked(tensor, tag), tag)
         return self
 
+    add_tensor = add  # upstream's name
+
     def _append(self, tensor: torch.Tensor, tag: Tag) -> None:
         if len(self._tensors) == MAX_TENSORS:
             raise ValueError(f"a task takes at most {MAX_TENSORS} tensors")

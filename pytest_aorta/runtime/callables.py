@@ -16,12 +16,13 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.import_target import module_file
+from pytest_aorta.runtime.captured import REMEDY, Capturing
 from pytest_aorta.runtime.tensors import check_kind, from_bytes, to_bytes
 
 #: Callables that one worker may have registered at a time.
@@ -29,6 +30,9 @@ MAX_CALLABLES = 64
 
 #: Bytes that a task's return value may have, pickled.
 MAX_RESULT = 2**20
+
+#: Bytes of a message that a process may send.
+MAX_MESSAGE = 2**30
 
 _FITS = (
     f"what can be pickled fits into a record, {MAX_RESULT} bytes in all; write other results to a tensor in shared"
@@ -64,6 +68,11 @@ class Definition:
 
     name: str
     data: bytes
+    #: What has to live here while it may be loaded elsewhere.
+    keeps: Any = field(default=None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[type[Definition], tuple[str, bytes]]:
+        return type(self), (self.name, self.data)
 
     @cached_property
     def digest(self) -> str:
@@ -98,7 +107,13 @@ def define(target: Callable[..., Any] | str) -> Definition:
         raise TypeError(f"{target!r} is not a callable")
     name = getattr(target, "__qualname__", type(target).__qualname__)
     with _unimportable_by_value(getattr(target, "__module__", None)):
-        return Definition(name, dumps(target, f"{name} cannot be sent to another process"))
+        captured = Capturing()
+        try:
+            return Definition(name, _dump(target, captured.reduce), captured.keeps)
+        except Exception as error:  # its own methods may raise anything
+            why = f"{type(error).__name__}: {error}"
+            remedy = f"; {REMEDY}" if REMEDY not in why else ""
+            raise TypeError(f"{name} cannot be sent to another process: {why}{remedy}") from error
 
 
 @contextlib.contextmanager
@@ -152,7 +167,7 @@ def dump_argument(value: Any, refusal: str, references: list[Any]) -> bytes:
         raise TypeError(f"{refusal}: {type(error).__name__}: {error}") from error
 
 
-def load_argument(data: bytes, results: Sequence[Any]) -> Any:
+def load_argument(data: bytes | bytearray, results: Sequence[Any]) -> Any:
     """The reverse of ``dump_argument``, with the results of the references."""
     token = _results.set(results)
     try:
@@ -185,17 +200,17 @@ def _dump(value: Any, reduce: Callable[[Any], Any]) -> bytes:
     return file.getvalue()
 
 
-def dump_result(value: Any) -> bytes | None:
+def dump_result(value: Any, most: int = MAX_RESULT) -> bytes | None:
     """Pickle the return value of a task (``None`` stays ``None``); a ``TaskRef`` in it stands for its task's result."""
     if value is None:
         return None
     try:
-        data = _dump(value, _reduce_result)
+        data = _dump(value, lambda item: _reduce_result(item, most))
     except _DoesNotFit as error:
         raise error.reason from None
     except Exception as error:
         raise TypeError(f"the return value cannot be pickled: {type(error).__name__}: {error}; {_FITS}") from error
-    if len(data) > MAX_RESULT:
+    if len(data) > most:
         raise _too_large(len(data)).reason
     return data
 
@@ -209,14 +224,14 @@ def _too_large(size: int) -> _DoesNotFit:
     return _DoesNotFit(ValueError(f"the return value has {size} bytes or more: {_FITS}"))
 
 
-def _reduce_result(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+def _reduce_result(value: Any, most: int) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     handles = sys.modules.get("pytest_aorta.runtime.orchestrator")
     if handles is not None and isinstance(value, handles.TaskRef) and value.record is not None:
         return _itself, (value.record.value,)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return None
-    if value.numel() * value.element_size() > MAX_RESULT:  # before it is copied
+    if value.numel() * value.element_size() > most:  # before it is copied
         raise _too_large(value.numel() * value.element_size())
     plain = value.detach().resolve_conj().resolve_neg() if value.layout == torch.strided else value
     try:
@@ -297,7 +312,7 @@ class Callables:
                 may not run it.
         """
         if not isinstance(handle, CallableHandle):
-            raise TypeError(f"expected a handle from Worker.register, not {handle!r}")
+            raise TypeError(f"expected a CallableHandle returned by Worker.register, not {handle!r}")
         own = handle.owner == self.owner
         digest, eligible = self._handles.get(handle.serial, ("", None)) if own else (handle.digest, None)
         if digest != handle.digest or handle.owner not in self.owners or digest not in self.definitions:
@@ -330,4 +345,7 @@ class WorkerSpec:
     max_deaths: int | None = None
     allowed_failures: int | None = 3
     check: bool = False
+    pin: bool | str = "auto"
+    max_result: int = MAX_RESULT
+    replay_orders: tuple[int, ...] = ()
     children: tuple[tuple[WorkerSpec, str | None], ...] = ()

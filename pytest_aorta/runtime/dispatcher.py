@@ -6,7 +6,9 @@ thread that made the change: waking a scheduler thread would cost more than a sh
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import heapq
 import itertools
 import math
 import threading
@@ -14,7 +16,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import TaskArgs
     from pytest_aorta.runtime.callables import Definition
     from pytest_aorta.runtime.graph import Hazards
+    from pytest_aorta.runtime.orders import Order
 
 
 class TaskKind(enum.Enum):
@@ -84,11 +87,11 @@ class GraphTask(Member):
     outcome: Outcome | None = None
     failure: TaskFailure | None = None
     running: tuple[Dispatch, ...] = ()
-    #: Its place in the queue of ready tasks.
-    order: int = 0
     #: Whether its outcome is final, and whether a thread waits for that.
     has_settled: bool = False
     awaited: bool = False
+    #: Called once it has settled, outside of the lock.
+    watchers: tuple[Callable[[], object], ...] = ()
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -122,7 +125,7 @@ class Endpoint(Protocol):
 
     def start(self, dispatch: Dispatch) -> None: ...
 
-    def stop(self, dispatch: Dispatch, why: str) -> None: ...
+    def stop(self, dispatch: Dispatch, why: str, grace: float) -> None: ...
 
 
 def record_of(node: GraphNode) -> TaskRecord:
@@ -161,6 +164,9 @@ def _member_record(node: GraphNode, member: Member, outcome: Outcome, failure: T
 #: ``("group", None)``.
 Key = tuple[str, Any]
 
+#: The rank of its run, its number among those that became ready, and the task.
+_Ready = tuple[tuple[int, int], int, GraphNode]
+
 
 def _key(task: GraphTask) -> Key:
     if task.kind is TaskKind.SUB:
@@ -172,39 +178,38 @@ def _key(task: GraphTask) -> Key:
 
 
 class ReadyQueues:
-    """The ready tasks of one run, in the order in which they became ready, with a queue for every key.
+    """The ready tasks of all runs, with a queue for every key: by priority, by run, and as they became ready.
 
     Only the heads of the few queues are checked for whether they can start, now or ever. A busy worker delays only its
     own tasks.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[Key, deque[GraphNode]] = {}
+        self._queues: dict[Key, list[_Ready]] = {}
         self._order = itertools.count()
 
     def push(self, node: GraphNode) -> None:
-        node.payload.order = next(self._order)
-        self._queues.setdefault(_key(node.payload), deque()).append(node)
+        heapq.heappush(self._queues.setdefault(_key(node.payload), []), (node.run.rank, next(self._order), node))
 
     def __bool__(self) -> bool:
         return bool(self._queues)
 
     def heads(self) -> list[tuple[Key, GraphNode]]:
-        heads = []
+        heads: list[tuple[_Ready, Key]] = []
         for key, queue in list(self._queues.items()):
-            while queue and queue[0].state is not State.READY:  # cancelled meanwhile
-                queue.popleft()
+            while queue and queue[0][2].state is not State.READY:  # cancelled meanwhile
+                heapq.heappop(queue)
             if queue:
-                heads.append((key, queue[0]))
+                heads.append((queue[0], key))
             else:
                 del self._queues[key]
         if len(heads) > 1:
-            heads.sort(key=lambda head: head[1].payload.order)
-        return heads
+            heads.sort()
+        return [(key, head[2]) for head, key in heads]
 
     def take(self, key: Key) -> None:
         queue = self._queues[key]
-        queue.popleft()
+        heapq.heappop(queue)
         if not queue:
             del self._queues[key]
 
@@ -305,8 +310,23 @@ class GraphRun:
     """
 
     def __init__(
-        self, *, ring_size: int, fail_fast: bool = False, keeps: Any = None, hazards: Hazards | None = None
+        self,
+        *,
+        ring_size: int,
+        fail_fast: bool = False,
+        priority: int = 0,
+        keeps: Any = None,
+        hazards: Hazards | Order | None = None,
+        forgets: bool = False,
+        order: Order | None = None,
     ) -> None:
+        #: In which order its tasks start, one at a time; ``None``: as they can.
+        self.order = order
+        #: Whether records of tasks that nothing refers to are dropped.
+        self.forgets = forgets
+        #: Tasks of the lowest rank start first.
+        self.rank = -priority, next(_run_numbers)
+        self.watchers: tuple[Callable[[], object], ...] = ()
         self.ring_size = ring_size
         self.hazards = hazards
         #: Tasks that have not ended, and whether a submission waits for one of them.
@@ -315,7 +335,6 @@ class GraphRun:
         self.fail_fast = fail_fast
         #: References that its tasks may need until all have ended.
         self.keeps = keeps
-        self.queues = ReadyQueues()
         #: Unconsumed tasks in the order of submission, and records of consumed ones by id.
         self.nodes: dict[GraphNode, None] = {}
         self.records: dict[int, TaskRecord] = {}
@@ -329,8 +348,10 @@ class GraphRun:
         self.ended = threading.Event()
 
 
-#: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
+#: Runs that are open at a time where their submitters wait (``block=True``).
 DEPTH = 2
+
+_run_numbers = itertools.count()
 
 
 class _Lock:
@@ -363,9 +384,10 @@ class _Lock:
 
 
 class _Turn:
-    def __init__(self, lock: _Lock, finish: Callable[[], None]) -> None:
+    def __init__(self, lock: _Lock, finish: Callable[[], None], after: Callable[[], None]) -> None:
         self._lock = lock
         self._finish = finish
+        self._after = after
         self._depth = 0
 
     def __enter__(self) -> None:
@@ -378,7 +400,12 @@ class _Turn:
                 self._finish()
         finally:
             self._depth -= 1
-            self._lock.__exit__()
+            is_over = not self._depth
+            try:
+                self._lock.__exit__()
+            finally:
+                if is_over:
+                    self._after()
 
 
 class Dispatcher:
@@ -393,29 +420,47 @@ class Dispatcher:
         self.placement = Placement()
         self.loop = EventLoop(f"aorta-{name}")
         self.graph = Graph(self._ready, self._settled, self._consumed)
-        self.runs: deque[GraphRun] = deque()
+        self.queues = ReadyQueues()
+        self.runs: dict[GraphRun, None] = {}
+        self._orders: dict[GraphRun, Order] = {}
         self.closing = False
         self.release_slab: Callable[[Slab], None] = lambda slab: None
         #: Called within the turn in which a run has ended.
         self.run_ended: Callable[[], None] = lambda: None
         self._ids = itertools.count()
         #: The context manager within which changes are made.
-        self.turn = _Turn(self.lock, self._start_ready)
+        self.turn = _Turn(self.lock, self._start_ready, self._call_watchers)
+        self._called: deque[Callable[[], object]] = deque()
 
     def _start_ready(self) -> None:
-        while self.runs and self.runs[0].queues and self._start_next(self.runs[0]):
-            pass
+        while True:
+            for order in self._orders.values():
+                if (node := order.next()) is not None:
+                    self.queues.push(node)
+            if not (self.queues and self._start_next()):
+                break
 
-    def _start_next(self, run: GraphRun) -> bool:
-        match = self.placement.match(run.queues)
+    def let_run(self, run: GraphRun) -> None:
+        """Somebody waits for tasks of a run that has an order."""
+        if run.order is not None:
+            with self.turn:
+                run.order.is_open = True
+
+    def _call_watchers(self) -> None:
+        while self._called:
+            with contextlib.suppress(IndexError):  # another thread has taken it
+                self._called.popleft()()
+
+    def _start_next(self) -> bool:
+        match = self.placement.match(self.queues)
         if match is not None:
-            quarantine = self._quarantine(match[0]) if run.killed else None
+            quarantine = self._quarantine(match[0]) if match[0].run.killed else None
             if quarantine is not None:
                 self._cancel_unstarted(match[0], Outcome.SKIPPED, quarantine)
             elif self.graph.claim(match[0]):
                 self._dispatch(*match)
             return True
-        hopeless = self.placement.take_hopeless(run.queues)
+        hopeless = self.placement.take_hopeless(self.queues)
         if hopeless is not None:
             node, endpoint = hopeless
             assert endpoint.gone is not None
@@ -424,35 +469,43 @@ class Dispatcher:
 
     # Runs
 
-    def open_run(self, run: GraphRun) -> GraphRun:
-        """Begin a run; blocks while two others are open."""
+    def open_run(self, run: GraphRun, block: bool = False) -> GraphRun:
+        """Begin a run; with ``block``, once fewer than ``DEPTH`` others are open."""
         with self.lock:
-            self.lock.wait_until(lambda: len(self.runs) < DEPTH or self.closing)
+            if block:
+                self.lock.wait_until(lambda: len(self.runs) < DEPTH or self.closing)
             if self.closing:
                 raise WorkerClosed(f"{self.name} is closed")
-            self.runs.append(run)
+            self.runs[run] = None
+            if run.order is not None:
+                self._orders[run] = run.order
             return run
 
     def close_run(self, run: GraphRun) -> None:
         with self.turn:
             run.closed = True
+            if run.order is not None:
+                run.order.is_open = True
             self._end_if_over(run)
 
     def _end_if_over(self, run: GraphRun) -> None:
         if not run.closed or run.unsettled or run.ended.is_set():
             return
-        self.runs.remove(run)
+        del self.runs[run]
+        self._orders.pop(run, None)
         run.keeps = None
         self.graph.end_run(run)
         self.run_ended()
         run.ended.set()
+        self._called.extend(run.watchers)
+        run.watchers = ()
         self.lock.notify_all()
 
-    def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
+    def cancel_run(self, run: GraphRun, why: str, running: bool, grace: float | None = None) -> None:
         with self.turn:
             run.cancelled = run.cancelled or why
             for node in [node for node in run.nodes if not node.payload.has_settled]:
-                self.cancel(node, why, running)
+                self.cancel(node, why, running, grace)
 
     def cancel_runs(self, why: str) -> None:
         with self.turn:
@@ -514,6 +567,7 @@ class Dispatcher:
             run.waited_for = True
             return run.closed or run.cancelled is not None or run.unsettled < run.ring_size
 
+        self.let_run(run)
         with self.lock:
             self.lock.wait_until(over, give_up)
 
@@ -538,11 +592,11 @@ class Dispatcher:
             for node in nodes:
                 self.graph.release_scope(node)
 
-    def cancel(self, node: GraphNode, why: str, running: bool = True) -> None:
+    def cancel(self, node: GraphNode, why: str, running: bool = True, grace: float | None = None) -> None:
         with self.turn:
             failure = TaskFailure("Cancelled", why)
             if not self._cancel_unstarted(node, Outcome.CANCELLED, failure) and running:
-                self._stop(node.payload.running, Completion(Outcome.CANCELLED, None, failure), why)
+                self._stop(node.payload.running, Completion(Outcome.CANCELLED, None, failure), why, grace)
 
     def _cancel_unstarted(self, node: GraphNode, outcome: Outcome, failure: TaskFailure) -> bool:
         if node.state not in UNSTARTED:
@@ -551,10 +605,22 @@ class Dispatcher:
         task.outcome, task.failure = outcome, failure
         return self.graph.cancel(node, TaskError(record_of(node)))
 
+    def watch(self, what: GraphTask | GraphRun, watcher: Callable[[], object]) -> None:
+        """Call once it has ended, outside of the lock; at once if it has."""
+        with self.turn:
+            if what.ended.is_set() if isinstance(what, GraphRun) else what.has_settled:
+                self._called.append(watcher)
+            else:
+                what.watchers += (watcher,)
+
     # Reports of the graph
 
     def _ready(self, node: GraphNode) -> None:
-        node.run.queues.push(node)
+        run: GraphRun = node.run
+        if run.order is not None:
+            run.order.ready.append(node)
+        else:
+            self.queues.push(node)
 
     def _settled(self, node: GraphNode) -> None:
         task: GraphTask = node.payload
@@ -573,6 +639,12 @@ class Dispatcher:
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = record_of(node)
         run.unsettled -= 1
+        if run.order is not None:
+            if run.order.running is node:
+                run.order.running = None
+            elif node in run.order.ready:  # it was cancelled
+                run.order.ready.remove(node)
+            run.order.is_open = run.closed or (run.order.is_open and run.unsettled > 0)
         # Not for each task: a large ring would cost a change of threads for every one.
         room = run.ring_size - run.unsettled
         if run.waited_for and (room >= max(1, run.ring_size // 16) or run.cancelled is not None):
@@ -580,6 +652,9 @@ class Dispatcher:
             self.lock.notify_all()
         if task.awaited:
             self.lock.notify_all()
+        if task.watchers:
+            self._called.extend(task.watchers)
+            task.watchers = ()
         if run.closed:
             self._end_if_over(run)
 
@@ -590,7 +665,7 @@ class Dispatcher:
             return
         # An open run may have very many: unreferenced ones keep only their record.
         run: GraphRun = node.run
-        if run.nodes.pop(node, self) is None:
+        if run.nodes.pop(node, self) is None and not run.forgets:
             run.records[node.id] = record_of(node)
 
     # Blame
@@ -650,8 +725,12 @@ class Dispatcher:
         dispatch.endpoint.busy -= 1
         if dispatch.deadline is not None:
             dispatch.deadline()
-        if dispatch.stopping is not None and completion.outcome is not Outcome.SUCCESS:
-            completion = dispatch.stopping
+        stopping = dispatch.stopping
+        # What a task returns after its deadline may be due to the signal that asked for its stacks.
+        if stopping is not None and (stopping.outcome is Outcome.TIMEOUT or completion.outcome is not Outcome.SUCCESS):
+            how, completion = completion.failure, stopping
+            if how is not None and how.traceback and completion.failure is not None:
+                completion = replace(completion, failure=replace(completion.failure, traceback=how.traceback))
         task: GraphTask = dispatch.node.payload
         member = dispatch.member
         if dispatch.node.run.killed and completion.outcome is Outcome.SUCCESS and member.definition is not None:
@@ -681,14 +760,13 @@ class Dispatcher:
         with self.turn:
             why = f"not finished within {dispatch.node.payload.timeout:g} s"
             failure = TaskFailure("TimeoutError", f"{dispatch.endpoint.name}: TimeoutError: {why}")
-            self._stop([dispatch], Completion(Outcome.TIMEOUT, None, failure), why)
+            self._stop([dispatch], Completion(Outcome.TIMEOUT, None, failure), why, 0.0)
 
-    @staticmethod
-    def _stop(running: Iterable[Dispatch], completion: Completion, why: str) -> None:
+    def _stop(self, running: Iterable[Dispatch], completion: Completion, why: str, grace: float | None = None) -> None:
         for dispatch in running:
             if not dispatch.over and dispatch.stopping is None:
                 dispatch.stopping = completion
                 try:
-                    dispatch.endpoint.stop(dispatch, why)
+                    dispatch.endpoint.stop(dispatch, why, self.grace if grace is None else grace)
                 except Exception:
                     traceback.print_exc()  # an error of this package, which must not end the turn

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
+import logging
+import math
 import os
 import pickle
 import socket
@@ -17,10 +20,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from pytest_aorta.runtime.arguments import TaskArgs
-from pytest_aorta.runtime.callables import dumps, loads
+from pytest_aorta.runtime.callables import MAX_MESSAGE, dumps, loads
 from pytest_aorta.runtime.records import SUCCEEDED, Completion, Outcome, StartupError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import SharedViews, from_bytes, overwrite
 from pytest_aorta.runtime.zygote import Task, ZygoteError, exit_text
@@ -36,8 +40,8 @@ if TYPE_CHECKING:
 #: A message to or from a process: a word and its parameters. ``leaf`` is the other side.
 Message = tuple[Any, ...]
 
-#: Processes that are started, one after the other, before one must become ready.
-STARTS = 10
+#: Processes in a row that did not become ready, after which that is told, and every so often again.
+TELL = 3
 
 #: Seconds before the second start in a row, doubled for each further one, and the most.
 BACK_OFF, MOST_BACK_OFF = 0.1, 5.0
@@ -45,11 +49,17 @@ BACK_OFF, MOST_BACK_OFF = 0.1, 5.0
 #: Seconds that a process has to get ready when it takes the place of one that has died.
 RESTART = 300.0
 
-#: Bytes of a message that a process may send.
-MAX_MESSAGE = 2**30
-
 #: Seconds that a process may live on after it has closed its socket; usually it is just about to end.
 MUTE = 2.0
+
+#: Bytes of a message from which on it goes through a file in memory instead of the socket, and of the pages that stay.
+BULK, KEPT = 2**15, 2**27
+
+#: Bytes that are copied by one call.
+_PIECE = 2**30
+
+#: Bytes of the stacks of a task that hangs.
+MAX_STACKS = 2**15
 
 #: The length that precedes every message.
 _HEADER = struct.Struct("!i")
@@ -58,6 +68,11 @@ _HEADER = struct.Struct("!i")
 _CHUNK = 2**15
 
 _NO_ARGUMENTS = TaskArgs()
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at whether other processes want the cores of a slot, and the part of them that it may wait.
+LOOK, CROWDED = 1.0, 0.05
 
 
 class ProcessState(enum.Enum):
@@ -115,6 +130,10 @@ class ProcessEndpoint:
         self._refused: TaskFailure | None = None
         self._deaths = 0
         self._successor: threading.Thread | None = None
+        #: Whether a pause before a start is cut short.
+        self._hurried = False
+        #: Whether other processes want the cores of its own, which it is then not pinned to any more.
+        self.crowded = False
 
     def _enter(self, state: ProcessState) -> None:
         if self._state is not ProcessState.CLOSED:
@@ -167,27 +186,33 @@ class ProcessEndpoint:
             link.send(("callables", new, [digest for digest in self._known if digest not in definitions]))
             self._known = definitions
         message: Message = ("task", dispatch.id, member.definition.digest)
+        bulk = False
         if member.args is not None or member.config is not None:
             args = member.args or _NO_ARGUMENTS
             tensors, gone = link.tensors(args), link.forgotten(False)
             scalars = args.scalars if member.scalars is None else member.scalars
-            message = (*message, tensors, scalars, member.config, member.first_item, args.written, gone)
+            config = apart(member.config)
+            message = (*message, tensors, apart(scalars), config, member.first_item, args.written, gone)
             if member.references:
-                message = (*message, dumps([ref.result() for ref in member.references], "a result of another task"))
+                results = dumps([ref.result() for ref in member.references], "a result of another task")
+                message = (*message, apart(results))
+            bulk = True
         self._current = dispatch
-        link.send(message)
+        if not self.crowded:
+            self.crowded = link.is_crowded()
+        link.send(message, bulk=bulk)
 
-    def stop(self, dispatch: Dispatch, why: str) -> None:
+    def stop(self, dispatch: Dispatch, why: str, grace: float) -> None:
         """Cancel a task: ask a worker below, which is killed if that does not help; kill the process of a slot."""
         if dispatch is not self._current:
             return
         if self._cancels:
             assert self._link is not None
-            self._link.send(("cancel", dispatch.id, why))
-            moment = time.monotonic() + 2 * self._dispatcher.grace + 1
+            self._link.send(("cancel", dispatch.id, why, grace))
+            moment = time.monotonic() + 2 * grace + 1
             self._dispatcher.loop.call_at(moment, partial(self._end_with, dispatch, 0.0))
         else:
-            self._end_with(dispatch, self._dispatcher.grace)
+            self._end_with(dispatch, grace)
 
     def _end_with(self, dispatch: Dispatch, grace: float) -> None:
         with self._dispatcher.turn:
@@ -196,7 +221,8 @@ class ProcessEndpoint:
             if self._state is ProcessState.READY:
                 self._enter(ProcessState.CONDEMNED)
             if self._link is not None:
-                self._link.kill(grace)
+                overdue = dispatch.stopping is not None and dispatch.stopping.outcome is Outcome.TIMEOUT
+                self._link.kill(grace, stacks=overdue)
 
     # Messages from the process, on the thread of the link
 
@@ -235,8 +261,8 @@ class ProcessEndpoint:
 
     # Deaths
 
-    def died(self, how: str, link: Link) -> None:
-        failure = TaskFailure("ProcessDied", how)
+    def died(self, how: str, link: Link, stacks: str = "") -> None:
+        failure = TaskFailure("ProcessDied", how, stacks)
         with self._dispatcher.turn:
             if link is not self._link:
                 return
@@ -246,8 +272,11 @@ class ProcessEndpoint:
             if not was_ready and self._refused is None:
                 self._refused = failure
             if not self._respawn or (self._max_deaths is not None and self._deaths >= self._max_deaths):
+                victim = "" if self._current is None else f" while it ran {self._current.node.label}"
                 last = f"; the last of {self._deaths} deaths in a row" if self._respawn else ""
-                self.gone = TaskFailure(failure.type, f"out of service: {how}{last}")
+                self.gone = TaskFailure(
+                    failure.type, f"out of service: {how}{victim}{last} (Worker.revive() tries again)"
+                )
             self._enter(ProcessState.STARTING if self.gone is None else ProcessState.GONE)
             if self._respawn and was_ready and self._state is not ProcessState.CLOSED:
                 self._dispatcher.blame(self._current)
@@ -255,22 +284,41 @@ class ProcessEndpoint:
             if dispatch is not None:
                 self._dispatcher.ended(dispatch, Completion(Outcome.ENDPOINT_FAILURE, None, failure.at(self.name)))
             if was_ready and self._state is ProcessState.STARTING:
-                # On a thread: its zygote may have to be started again, too.
-                name = f"aorta-respawn-{self.name}"
-                self._successor = threading.Thread(target=self._start_again, name=name, daemon=True)
-                self._successor.start()
+                self._begin_again()
+
+    def revive(self) -> None:
+        """Start a process again where none is any more, and at once where one is to start after a pause."""
+        with self._dispatcher.turn:
+            if self._state not in (ProcessState.STARTING, ProcessState.GONE):
+                return
+            self._deaths, self._hurried = 0, True
+            if self._state is ProcessState.GONE:
+                self.gone = self._refused = None
+                self._enter(ProcessState.STARTING)
+                self._begin_again()
+            self._lock.notify_all()
+
+    def _begin_again(self) -> None:
+        # On a thread: its zygote may have to be started again, too.
+        self._successor = threading.Thread(target=self._start_again, name=f"aorta-respawn-{self.name}", daemon=True)
+        self._successor.start()
 
     def _start_again(self) -> None:
-        for attempt in range(min(STARTS, self._max_deaths or STARTS)):
+        for attempt in (
+            itertools.count() if self._respawn and self._max_deaths is None else range(self._max_deaths or 1)
+        ):
             deaths = self._deaths + attempt - 1
-            until = time.monotonic() + (min(MOST_BACK_OFF, BACK_OFF * 2.0 ** (deaths - 1)) if deaths > 0 else 0.0)
+            until = time.monotonic() + (min(MOST_BACK_OFF, BACK_OFF * 2.0 ** min(deaths - 1, 9)) if deaths > 0 else 0.0)
             with self._lock:
-                self._lock.wait_until(lambda: self._state is not ProcessState.STARTING, until)
+                self._lock.wait_until(lambda: self._state is not ProcessState.STARTING or self._hurried, until)
+                self._hurried = False
             try:
                 self.spawn(time.monotonic() + RESTART)
                 return
             except Exception as error:
                 reason = TaskFailure(type(error).__name__, f"out of service: {error}")
+                if attempt % (10 * TELL) == TELL - 1:
+                    _log.warning("%d starts in a row have failed, and it is tried again: %s", attempt + 1, error)
             with self._dispatcher.turn:
                 if self.ready or self._successor is not threading.current_thread():
                     return  # at the last moment; or it was, and has died, and another thread starts the next one
@@ -287,10 +335,10 @@ class ProcessEndpoint:
     # Memory and the end
 
     def run_ended(self) -> None:
-        """Unmap the memory of a run, unless a task of the next one is running."""
+        """Unmap the memory of a run; what is not gone stays mapped where a task of another one is running."""
         link = self._link
-        if link is not None and self.ready and self._current is None:
-            numbers = link.forgotten(True)
+        if link is not None and self.ready:
+            numbers = link.forgotten(self._current is None)
             if numbers:
                 link.send(("unmap", numbers))
 
@@ -315,16 +363,83 @@ def _completion(
             return SUCCEEDED, written
         try:
             return Completion(outcome, loads(payload)), written
-        except Exception as error:
+        except BaseException as error:  # also one that would end this thread
             outcome, failure = Outcome.TASK_FAILURE, failure_of(error).at("its return value could not be read")
     assert failure is not None
     return Completion(outcome, None, failure.at(name)), ()
 
 
-def framed(message: Message) -> bytes:
+def framed(data: bytes) -> bytes:
     """Frame a message as ``multiprocessing.connection`` does, for ``MessageSocket``."""
-    data = pickle.dumps(message, 5)
     return _HEADER.pack(len(data)) + data
+
+
+def apart(value: Any) -> Any:
+    """Large bytes such that they are not copied into the pickle of their message."""
+    return pickle.PickleBuffer(value) if isinstance(value, bytes) and len(value) >= BULK else value
+
+
+class Bulk:
+    """A file in memory through which large messages go, one at a time, from either side of a link to the other.
+
+    A message is written at once and read at once, while a socket would take it in small pieces, and wake both sides for
+    each of them. The pages stay for the next message: new ones would cost more than the copy.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._is = self._identity()
+
+    def _identity(self) -> tuple[int, int]:
+        found = os.fstat(self.fd)
+        return found.st_dev, found.st_ino
+
+    def _check(self) -> None:
+        if self._identity() != self._is:
+            raise OSError("the task has closed the file of large messages, and opened something else")
+
+    def pack(self, message: Message) -> bytes:
+        """The message, or where it lies in the file. ``OSError``: it cannot be written there."""
+        buffers: list[pickle.PickleBuffer] = []
+        data = pickle.dumps(message, 5, buffer_callback=buffers.append)
+        parts = [memoryview(data), *(buffer.raw() for buffer in buffers)]
+        if sum(part.nbytes for part in parts) < BULK:
+            return data if not buffers else pickle.dumps(message, 5)
+        self._check()
+        at, sizes = 0, [part.nbytes for part in parts]
+        for part in parts:
+            while part:
+                written = os.pwrite(self.fd, part[:_PIECE], at)
+                at, part = at + written, part[written:]
+        return pickle.dumps(("bulk", sizes), 5)
+
+    def unpack(self, data: bytes | bytearray) -> Message:
+        """The reverse of ``pack``; buffers are the receiver's own copies, which it may write."""
+        message: Message = pickle.loads(data)
+        if message[0] != "bulk":
+            return message
+        self._check()
+        sizes = message[1]
+        if sum(sizes) > os.fstat(self.fd).st_size:
+            raise ValueError(f"a message of {sum(sizes)} bytes is not there")
+        at, parts = 0, []
+        for size in sizes:
+            part = bytearray(size)
+            view = memoryview(part)
+            while view:
+                read = os.preadv(self.fd, [view[:_PIECE]], at)
+                if not read:
+                    raise ValueError("a message is not complete")
+                at, view = at + read, view[read:]
+            parts.append(part)
+        if at > KEPT:
+            os.ftruncate(self.fd, 0)
+        whole: Message = pickle.loads(parts[0], buffers=parts[1:])
+        return whole
+
+    def close(self) -> None:
+        """Close this side's descriptor."""
+        os.close(self.fd)
 
 
 class ProcessLink:
@@ -333,12 +448,24 @@ class ProcessLink:
     A process that is stopped, or busy with something else, does not read; what its socket does not take waits here.
     """
 
-    def __init__(self, endpoint: ProcessEndpoint, loop: EventLoop, task: Task, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        endpoint: ProcessEndpoint,
+        loop: EventLoop,
+        task: Task,
+        sock: socket.socket,
+        stacks: IO[bytes],
+        bulk: Bulk,
+        let_go: frozenset[int] = frozenset(),
+    ) -> None:
         sock.setblocking(False)
         self._endpoint = endpoint
         self._loop = loop
         self._task = task
         self._socket = sock
+        #: Where the process writes its stacks when it is asked for them.
+        self._stacks = stacks
+        self._bulk = bulk
         self._incoming = bytearray()
         self._sending = threading.Lock()
         self._outgoing = bytearray()
@@ -346,17 +473,39 @@ class ProcessLink:
         self._problem = ""
         self._ended = threading.Event()
         self._views = SharedViews()
+        #: Cores for it once its own are crowded; none where it stays as it is.
+        self._let_go = let_go
+        self._looked_at, self._waited = 0.0, math.inf
 
     def start(self) -> None:
         with self._sending:
             self._loop.watch(self._socket.fileno(), self._event, writable=bool(self._outgoing))
         threading.Thread(target=self._await_end, name="aorta-process", daemon=True).start()
 
+    def is_crowded(self) -> bool:
+        """Whether it had to wait for its cores, as other processes use them; then it is pinned to them no more."""
+        now = time.monotonic()
+        pid = self._task.known_pid
+        if not self._let_go or pid is None or now < self._looked_at + LOOK:
+            return False
+        try:
+            waited = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+            crowded = waited - self._waited > CROWDED * (now - self._looked_at)
+            self._looked_at, self._waited = now, waited
+            for thread in os.listdir(f"/proc/{pid}/task") if crowded else ():
+                os.sched_setaffinity(int(thread), self._let_go)
+        except (OSError, ValueError, IndexError):  # it has gone, or the kernel does not count
+            return False
+        return crowded
+
     # Sending
 
-    def send(self, message: Message) -> None:
-        """Send soon; does not block. A process that is gone is reported to the endpoint."""
-        data = framed(message)
+    def send(self, message: Message, *, bulk: bool = False) -> None:
+        """Send soon; does not block. A process that is gone is reported to the endpoint.
+
+        ``bulk``: a task, which is large perhaps; the process has read the last one.
+        """
+        data = framed(self._bulk.pack(message) if bulk else pickle.dumps(message, 5))
         with self._sending:
             if not self._closed:
                 waiting = bool(self._outgoing)
@@ -417,7 +566,7 @@ class ProcessLink:
                 raise ValueError(f"a message of {length} bytes")
             if len(self._incoming) < size + length:
                 return
-            message = pickle.loads(self._incoming[size : size + length])
+            message = self._bulk.unpack(self._incoming[size : size + length])
             del self._incoming[: size + length]
             self._endpoint.received(message, self)
 
@@ -454,37 +603,44 @@ class ProcessLink:
         self._hang_up()
         self._task.close()
         said = ", and ".join(part for part in (self._problem, how) if part)
-        self._endpoint.died(f"its process {said}" if how else said, self)
+        self._bulk.close()
+        with self._stacks:
+            stacks = os.pread(self._stacks.fileno(), MAX_STACKS, 0).decode(errors="replace")
+        self._endpoint.died(f"its process {said}" if how else said, self, stacks)
 
-    def kill(self, grace: float) -> None:
+    def kill(self, grace: float, *, stacks: bool = False) -> None:
         """End the process and all its descendants, within ``grace`` seconds; does not wait."""
-        self._task.kill(grace)
+        self._task.kill(grace, stacks=stacks)
 
     def close(self, grace: float) -> None:
         """Ask it to end, wait for ``grace`` seconds, then end it."""
         self.send(("close",))
         if not self._ended.wait(0.0 if self._closed else grace):
-            self._task.kill(0.0)
+            self.kill(0.0)
             self._ended.wait(grace or 5.0)
 
 
 class MessageSocket:
     """The side of the process: blocking, and any thread may send."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, bulk: Bulk) -> None:
+        self._bulk = bulk
         os.set_blocking(fd, True)  # the submitter may have set another default
         self._connection = Connection(fd)
         self._sending = threading.RLock()  # a task may send from a signal handler
 
     def send(self, message: Message) -> None:
         """Send a message; nothing happens when the other side is gone, which ``receive`` tells."""
-        data = pickle.dumps(message, 5)
+        try:
+            data = self._bulk.pack(message) if message[0] == "ended" else pickle.dumps(message, 5)
+        except OSError:  # no memory, or the task has closed the file
+            data = pickle.dumps(message, 5)
         with self._sending, contextlib.suppress(OSError):
             self._connection.send_bytes(data)
 
     def receive(self) -> Message | None:
         try:
-            message: Message = pickle.loads(self._connection.recv_bytes())
+            message = self._bulk.unpack(self._connection.recv_bytes())
         except (OSError, EOFError):  # it was closed by the task, or the other side is gone
             return None
         return message

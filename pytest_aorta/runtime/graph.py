@@ -182,6 +182,7 @@ class State(enum.Enum):
 
 
 UNSTARTED = frozenset({State.PENDING, State.READY})
+UNSETTLED = UNSTARTED | {State.RUNNING}
 
 
 @dataclass(eq=False, slots=True)
@@ -199,7 +200,8 @@ class GraphNode:
     fan_in: int = 0
     #: Nodes held until this one has settled, and nodes that hold this one: an ordered set, or ``None``.
     producers: tuple[GraphNode, ...] = field(default=(), repr=False)
-    consumers: dict[GraphNode, None] | None = field(default=None, repr=False)
+    #: With whether the consumer fails if this node does: one of another run does not.
+    consumers: dict[GraphNode, bool] | None = field(default=None, repr=False)
     #: Holds on it: of its scope, of itself until it has settled, of every consumer.
     holds: int = 2
     in_scope: bool = True
@@ -207,8 +209,9 @@ class GraphNode:
     #: The node whose failure is the reason for this one's; None if it has failed itself.
     poisoned_by: GraphNode | None = field(default=None, repr=False)
     payload: Any = field(default=None, repr=False)
-    #: Those of its writes that are still found.
-    writes: tuple[_Write, ...] = field(default=(), repr=False)
+    #: Those of its writes that are still found; all its accesses until it has settled.
+    writes: tuple[_Access, ...] = field(default=(), repr=False)
+    accesses: tuple[_Access, ...] = field(default=(), repr=False)
 
     @property
     def failed(self) -> bool:
@@ -216,9 +219,10 @@ class GraphNode:
 
 
 @dataclass(eq=False, slots=True)
-class _Write:
+class _Access:
     node: GraphNode
     footprint: Footprint
+    writes: bool = True
 
 
 #: Pitch of a grid, and the binary logarithms of the height and the width of its cells.
@@ -228,8 +232,8 @@ _Grid = tuple[int, int, int]
 _Box = tuple[int, int, int, int]
 
 
-class _StorageWrites:
-    """The writes to one storage in one run, found by their intervals of bytes.
+class _StorageAccesses:
+    """The reads of one storage in one run, or the writes to it, found by their intervals of bytes.
 
     A view with gaps, such as a column or a tile, is an interval of rows and one of columns of a grid, whose pitch is
     its widest stride; any other view is an interval of columns in a grid of one row. Intervals of about one length, up
@@ -238,15 +242,15 @@ class _StorageWrites:
     """
 
     def __init__(self) -> None:
-        self.grids: dict[_Grid, dict[tuple[int, int], dict[_Write, None]]] = {}
+        self.grids: dict[_Grid, dict[tuple[int, int], dict[_Access, None]]] = {}
         #: Those whose nodes have completed, and some that are not here any more, the oldest one first.
-        self.done: deque[_Write] = deque()
+        self.done: deque[_Access] = deque()
 
-    def add(self, write: _Write) -> None:
+    def add(self, write: _Access) -> None:
         grid, cell = _cell_in_grid(write.footprint)
         self.grids.setdefault(grid, {}).setdefault(cell, {})[write] = None
 
-    def remove(self, write: _Write) -> None:
+    def remove(self, write: _Access) -> None:
         grid, cell = _cell_in_grid(write.footprint)
         cells = self.grids[grid]
         del cells[cell][write]
@@ -255,7 +259,7 @@ class _StorageWrites:
             if not cells:
                 del self.grids[grid]
 
-    def meeting(self, wanted: Footprint) -> Iterator[_Write]:
+    def meeting(self, wanted: Footprint) -> Iterator[_Access]:
         for (pitch, height, width), cells in self.grids.items():
             top, bottom, left, right = _box(wanted, pitch)
             rows = range((top - (1 << height) + 1) >> height, (bottom >> height) + 1)
@@ -288,18 +292,68 @@ def _box(footprint: Footprint, pitch: int, origin: int = 0) -> _Box:
     return (top, bottom, left, right) if top == bottom else (top, bottom, 0, pitch - 1)
 
 
-class Writers:
-    """Writers of bytes, by run and storage; runs are independent."""
+class Accessors:
+    """Nodes that access bytes, by storage and run."""
 
     def __init__(self) -> None:
-        self._storages: dict[tuple[Hashable, Hashable], _StorageWrites] = {}
+        self._storages: dict[Hashable, dict[Hashable, _StorageAccesses]] = {}
 
     def __len__(self) -> int:
-        grids = [cells for storage in self._storages.values() for cells in storage.grids.values()]
-        return sum(len(writes) for cells in grids for writes in cells.values())
+        runs = [accesses for runs in self._storages.values() for accesses in runs.values()]
+        return sum(len(cell) for accesses in runs for cells in accesses.grids.values() for cell in cells.values())
 
     def meeting(self, run: Hashable, footprint: Footprint) -> dict[GraphNode, None]:
-        return {write.node: None for write in self._overlapping(run, footprint)}
+        return {access.node: None for access in self._overlapping(run, footprint)}
+
+    def _overlapping(self, run: Hashable, footprint: Footprint) -> list[_Access]:
+        accesses = self._storages.get(footprint.backing, {}).get(run)
+        return [] if accesses is None or footprint.empty else list(accesses.meeting(footprint))
+
+    def _insert(self, access: _Access, run: Hashable) -> None:
+        runs = self._storages.setdefault(access.footprint.backing, {})
+        if run not in runs:
+            runs[run] = _StorageAccesses()
+        runs[run].add(access)
+
+    def _remove(self, access: _Access) -> None:
+        backing, run = access.footprint.backing, access.node.run
+        runs = self._storages.get(backing, {})
+        if run in runs:  # it has not ended
+            runs[run].remove(access)
+            if not runs[run].grids:
+                self._drop(backing, run)
+
+    def _drop(self, backing: Hashable, run: Hashable) -> None:
+        del self._storages[backing][run]
+        if not self._storages[backing]:
+            del self._storages[backing]
+
+
+class Unsettled(Accessors):
+    """All accesses of nodes that have not ended: what other runs have to wait for."""
+
+    def conflicting(self, run: Hashable, footprint: Footprint, writes: bool) -> Iterator[GraphNode]:
+        """Nodes of other runs that access common bytes, if one of both writes."""
+        runs = self._storages.get(footprint.backing, {})
+        if len(runs) > (run in runs) and not footprint.empty:
+            for other, accesses in runs.items():
+                if other is not run:
+                    yield from (it.node for it in accesses.meeting(footprint) if it.writes or writes)
+
+    def add(self, run: Hashable, footprint: Footprint, node: GraphNode, writes: bool) -> None:
+        if not footprint.empty:
+            access = _Access(node, footprint, writes)
+            self._insert(access, run)
+            node.accesses += (access,)
+
+    def settled(self, node: GraphNode) -> None:
+        for access in node.accesses:
+            self._remove(access)
+        node.accesses = ()
+
+
+class Writers(Accessors):
+    """Nodes that write, until nothing could read what they have written."""
 
     def add(self, run: Hashable, footprint: Footprint, node: GraphNode) -> None:
         """Add a write; forget writes that it covers completely.
@@ -318,23 +372,15 @@ class Writers:
                 for start, stop in ((old.footprint.offset, footprint.offset), (footprint.stop, old.footprint.stop)):
                     if start < stop:
                         rest = Footprint(footprint.backing, start, (stop - start,), (1,), 1)
-                        self._insert(_Write(old.node, rest), run)
-        self._insert(_Write(node, footprint), run)
+                        self._insert(_Access(old.node, rest), run)
+        self._insert(_Access(node, footprint), run)
 
-    def _overlapping(self, run: Hashable, footprint: Footprint) -> list[_Write]:
-        writes = self._storages.get((run, footprint.backing))
-        return [] if writes is None or footprint.empty else list(writes.meeting(footprint))
-
-    def _insert(self, write: _Write, run: Hashable) -> None:
-        self._storages.setdefault((run, write.footprint.backing), _StorageWrites()).add(write)
+    def _insert(self, write: _Access, run: Hashable) -> None:
+        super()._insert(write, run)
         write.node.writes += (write,)
 
-    def _remove(self, write: _Write) -> None:
-        key = write.node.run, write.footprint.backing
-        if key in self._storages:  # its run has not ended
-            self._storages[key].remove(write)
-            if not self._storages[key].grids:
-                del self._storages[key]
+    def _remove(self, write: _Access) -> None:
+        super()._remove(write)
         write.node.writes = tuple([other for other in write.node.writes if other is not write])
 
     def completed(self, node: GraphNode) -> None:
@@ -344,7 +390,7 @@ class Writers:
         meets those that are not done, and a bounded number of others.
         """
         for write in node.writes:
-            writes = self._storages[node.run, write.footprint.backing]
+            writes = self._storages[write.footprint.backing][node.run]
             writes.done.append(write)
             if len(writes.done) > MAX_COMPLETED:
                 oldest = writes.done.popleft()
@@ -357,8 +403,9 @@ class Writers:
             self._remove(write)
 
     def end(self, run: Hashable) -> None:
-        for key in [key for key in self._storages if key[0] == run]:
-            del self._storages[key]
+        """Forget a run, all of whose nodes have ended: only writes of failed ones are left."""
+        for backing in [backing for backing, runs in self._storages.items() if run in runs]:
+            self._drop(backing, run)
 
 
 Report = Callable[[GraphNode], None]
@@ -378,8 +425,8 @@ class Graph:
         self._on_consumed = on_consumed
         self._ids = itertools.count()
         self._changes: deque[tuple[Report, GraphNode]] = deque()
-        #: Writes of the nodes that are live.
         self.writers = Writers()
+        self.unsettled = Unsettled()
         #: Nodes that are not consumed.
         self.live = 0
 
@@ -388,13 +435,18 @@ class Graph:
     ) -> GraphNode:
         """Add a node that waits for ``after``, of any run, and for the writers of what it reads, of the same run.
 
-        It is ready at once if all of them are done, and failed at once if one of them has failed.
+        It is ready at once if all of them are done, and failed at once if one of them has failed. With nodes of other
+        runs it shares no fate, but the order: it waits for those that access the same bytes, if one of both writes.
         """
         accesses = list(accesses)
-        wanted = dict.fromkeys(after)
+        wanted = dict.fromkeys(after, True)
         for footprint, tag in accesses:
             if tag.reads:
-                wanted.update(self.writers.meeting(run, footprint))
+                wanted.update(dict.fromkeys(self.writers.meeting(run, footprint), True))
+        for footprint, tag in accesses:
+            if tag is not Tag.NO_DEP:
+                for other in self.unsettled.conflicting(run, footprint, tag.writes):
+                    wanted.setdefault(other, False)
         node = GraphNode(next(self._ids), run, label, payload=payload)
         self.live += 1
         # Even a failed node is the writer of its outputs: nodes that read them must fail as well.
@@ -410,11 +462,14 @@ class Graph:
             for producer in node.producers:
                 if producer.consumers is None:
                     producer.consumers = {}
-                producer.consumers[node] = None
+                producer.consumers[node] = wanted[producer]
                 producer.holds += 1
                 node.fan_in += producer.state is not State.COMPLETED
             if not node.fan_in:
                 self._make_ready(node)
+            for footprint, tag in accesses:
+                if tag is not Tag.NO_DEP:
+                    self.unsettled.add(run, footprint, node, tag.writes)
         self._report()
         return node
 
@@ -437,9 +492,7 @@ class Graph:
         self._changes.append((self._on_settled, node))
         self.writers.completed(node)
         for consumer in node.consumers or ():
-            consumer.fan_in -= 1
-            if not consumer.fan_in:
-                self._make_ready(consumer)
+            self._lacks_one_less(consumer)
         self._release(node)
         self._report()
 
@@ -468,6 +521,11 @@ class Graph:
         """Forget the writers of a run, all of whose nodes are consumed."""
         self.writers.end(run)
 
+    def _lacks_one_less(self, node: GraphNode) -> None:
+        node.fan_in -= 1
+        if not node.fan_in:
+            self._make_ready(node)
+
     def _make_ready(self, node: GraphNode) -> None:
         node.state = State.READY
         self._changes.append((self._on_ready, node))
@@ -480,8 +538,12 @@ class Graph:
             node.state = State.FAILED
             node.error = error
             self._changes.append((self._on_settled, node))
-            for consumer in node.consumers or ():
-                if consumer.state is not State.FAILED:  # of two failed producers, the first is the reason
+            for consumer, shares_fate in (node.consumers or {}).items():
+                if consumer.state is State.FAILED:  # of two failed producers, the first is the reason
+                    continue
+                if not shares_fate:
+                    self._lacks_one_less(consumer)
+                else:
                     consumer.state = State.FAILED
                     consumer.poisoned_by = root or node
                     doomed.append(consumer)
@@ -489,6 +551,7 @@ class Graph:
             self._release(node)
 
     def _release(self, node: GraphNode) -> None:
+        self.unsettled.settled(node)
         producers, node.producers = node.producers, ()
         for producer in producers:
             assert producer.consumers is not None
@@ -527,7 +590,7 @@ class Hazards:
 
     def submitted(self, node: GraphNode, accesses: Sequence[tuple[Footprint, Tag]]) -> None:
         """Warn of earlier tasks that a new one does not wait for, although it writes bytes that they access."""
-        self._open = [entry for entry in self._open if entry[0].state in UNSTARTED or entry[0].state is State.RUNNING]
+        self._open = [entry for entry in self._open if entry[0].state in UNSETTLED]
         before = _ancestors(node)
         for footprint, tag in accesses:
             for other, theirs, its in self._open if tag.writes else ():

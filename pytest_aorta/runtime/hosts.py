@@ -425,7 +425,7 @@ class HostConnection:
             return exit_text(self._process.wait(patience))
         return None
 
-    def kill(self, grace: float) -> None:
+    def kill(self, grace: float, *, stacks: bool = False) -> None:
         """Ask the service to end, kill it after ``grace`` seconds; does not wait. Its death is reported as ever."""
         self._killed = True
         threading.Thread(target=self._end, args=(grace,), name=f"{self._spec.id}-kill", daemon=True).start()
@@ -507,7 +507,7 @@ class HostLink(HostConnection):
             startup_timeout=child.startup_timeout_s,
         )
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, *, bulk: bool = False) -> None:
         with contextlib.suppress(HostError):
             super().send(message)
 
@@ -522,6 +522,9 @@ class HostLink(HostConnection):
 
     def forgotten(self, everything: bool) -> Sequence[int]:
         return ()
+
+    def is_crowded(self) -> bool:
+        return False
 
 
 # The other side: say which code is here, run the service, end when the parent has gone

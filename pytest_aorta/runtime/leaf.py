@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias
-from zlib import crc32
 
 from pytest_aorta.runtime.arguments import SlotArgs
-from pytest_aorta.runtime.callables import Definition, dump_result, load_argument, loads
-from pytest_aorta.runtime.endpoint import MessageSocket
+from pytest_aorta.runtime.callables import MAX_RESULT, Definition, dump_result, load_argument, loads
+from pytest_aorta.runtime.endpoint import Bulk, MessageSocket, apart
 from pytest_aorta.runtime.records import Outcome, TaskError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import MappedStorages, is_private, share, to_bytes
 from pytest_aorta.runtime.zygote import Seed
@@ -49,10 +50,15 @@ def serve(payload: dict[str, Any], channel: Channel) -> None:
     os.environ.update(payload.get("variables", {}))
     for name in payload.get("unset", ()):
         del os.environ[name]
-    socket_fd = channel.receive_fd()
+    socket_fd, bulk_fd = channel.receive_fd(), channel.receive_fd()
     assert socket_fd is not None
+    assert bulk_fd is not None
     _take_output(channel, payload["output"])
-    transport = MessageSocket(socket_fd)
+    if payload["tracker"]:
+        from multiprocessing import resource_tracker
+
+        vars(resource_tracker)["_resource_tracker"]._fd = channel.receive_fd()
+    transport = MessageSocket(socket_fd, Bulk(bulk_fd))
     spec = transport.receive()
     if spec is None:
         return
@@ -89,7 +95,7 @@ def _arguments(
     mapped.unmap(gone)
     arguments = [mapped.tensor(view) for view in tensors]
     others = () if results is None else loads(results)
-    values = load_argument(scalars, others) if isinstance(scalars, bytes) else tuple(scalars)
+    values = load_argument(scalars, others) if isinstance(scalars, bytes | bytearray) else tuple(scalars)
     return SlotArgs(tuple(arguments), values, config and load_argument(config, others)), first_item, written
 
 
@@ -112,15 +118,22 @@ class SlotProcess:
     def __init__(self, transport: Transport, mapped: MappedStorages) -> None:
         self.transport = transport
         self.mapped = mapped
-        self.check = False
-        self.changed: tuple[int, ...] = ()
+        self.check: bool | str = False
+        self.most = MAX_RESULT
+        self.changed: tuple[Any, ...] = ()
         self.definitions: dict[str, Definition] = {}
         self.callables: dict[str, Callable[[Any], Any]] = {}
         self.pid = os.getpid()
 
-    def serve(self, definitions: list[Definition], preparation: Definition | None, check: bool = False) -> None:
+    def serve(
+        self,
+        definitions: list[Definition],
+        preparation: Definition | None,
+        check: bool | str = False,
+        most: int = MAX_RESULT,
+    ) -> None:
         """Get ready, then carry out orders until the other side is gone or says so."""
-        self.check = check
+        self.check, self.most = check, most
         self.update(definitions, ())
         for definition in definitions:
             with contextlib.suppress(BaseException):  # its tasks will say what is wrong with it
@@ -153,17 +166,21 @@ class SlotProcess:
             self.callables[digest] = self.definitions[digest].load_task()
         return self.callables[digest]
 
-    def run(self, digest: str, *arguments: Any) -> tuple[Outcome, bytes | None, TaskFailure | None]:
+    def run(self, digest: str, *arguments: Any) -> tuple[Outcome, Any, TaskFailure | None]:
         try:
             function = self.load(digest)
             args, first, written = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
-            before = _digests(args, written) if self.check else {}
+            before = _digests(args, () if self.check == "orders" else written) if self.check else {}
             returned = function(args) if first is None else _map(function, args.config, first)
-            if before:
+            payload = dump_result(returned, self.most)
+            if self.check == "orders":
+                after = _digests(args, ())
+                self.changed = ((tuple(before.values()), tuple(after.values()), _hash(payload or b"")),)
+            elif before:
                 after = _digests(args, written)
                 self.changed = tuple(number for number in before if before[number] != after[number])
             self._end_fork()
-            return Outcome.SUCCESS, dump_result(returned), None
+            return Outcome.SUCCESS, apart(payload), None
         except BaseException as error:
             self._end_fork(error.code if isinstance(error, SystemExit) else 1)
             return Outcome.TASK_FAILURE, None, _own_failure(error)
@@ -173,8 +190,35 @@ class SlotProcess:
             os._exit(code if isinstance(code, int) else 1)
 
 
-def _digests(args: SlotArgs, written: Sequence[int]) -> dict[int, int]:
-    return {number: crc32(to_bytes(t)[3]) for number, t in enumerate(args.tensors) if number not in written}
+def call(args: SlotArgs) -> Any:
+    """What an ``Executor`` has slots do."""
+    pickled, positional, named, special = args.config
+    function = loads(pickled)
+    if special is None:
+        return function(*positional, **named)
+    env, memory = special
+    before, limits = {name: os.environ.get(name) for name in env}, resource.getrlimit(resource.RLIMIT_AS)
+    os.environ.update(env)
+    try:
+        if memory is not None:
+            with open("/proc/self/statm") as file:
+                used = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + memory, limits[1]))
+        return function(*positional, **named)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _digests(args: SlotArgs, written: Sequence[int]) -> dict[int, str]:
+    return {number: _hash(to_bytes(t)[3]) for number, t in enumerate(args.tensors) if number not in written}
+
+
+def _hash(content: Any) -> str:
+    return blake2b(content, digest_size=8).hexdigest()
 
 
 def _map(function: Any, items: Any, first: int) -> list[Any]:
@@ -216,7 +260,7 @@ def serve_worker(spec: Any, transport: Transport, owner: int | None, seed: Seed 
                 task.start(mapped, *rest[1:])
             elif word == "cancel":
                 if rest[0] in tasks:
-                    tasks[rest[0]].cancel(rest[1])
+                    tasks[rest[0]].cancel(*rest[1:])
             elif word == "unmap":
                 mapped.unmap(rest[0])
             elif word == "callables":
@@ -287,6 +331,6 @@ class WorkerTask:
         with contextlib.suppress(OSError):  # the level above is gone; the end of the transport ends this process
             self._transport.send(("ended", self._number, outcome, payload, failure, content))
 
-    def cancel(self, why: str) -> None:
+    def cancel(self, why: str, grace: float | None = None) -> None:
         """Cancel the run now, or once it exists."""
-        self._opened.add_done_callback(lambda opened: opened.result().cancel(why, running=True))
+        self._opened.add_done_callback(lambda opened: opened.result().cancel(why, running=True, grace=grace))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,37 +27,89 @@ from pytest_aorta.runtime.arguments import (
 )
 from pytest_aorta.runtime.callables import dump_argument
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphTask, Member, RingFull, TaskKind, record_of
-from pytest_aorta.runtime.graph import HazardWarning
-from pytest_aorta.runtime.records import TaskError, TaskRecord
-from pytest_aorta.runtime.tensors import slab_of, snapshot
+from pytest_aorta.runtime.graph import HazardWarning, State
+from pytest_aorta.runtime.records import Outcome, TaskError, TaskRecord
+from pytest_aorta.runtime.tensors import blank_like, overwrite, slab_of, snapshot
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_aorta.runtime.callables import CallableHandle, Callables
     from pytest_aorta.runtime.dispatcher import GraphRun
-    from pytest_aorta.runtime.graph import Footprint, GraphNode, State, Tag
+    from pytest_aorta.runtime.graph import Footprint, GraphNode, Tag
     from pytest_aorta.runtime.tensors import Heap, Slab
 
 
-class TaskRef:
-    """A task that was submitted."""
+class TaskRef(Future[Any]):
+    """A task that was submitted: a future, for ``as_completed``, ``add_done_callback``, ``await`` and ``gather``.
+
+    Its outcome is that of ``result``. Cancelling the task that awaits it cancels it.
+    """
 
     def __init__(self, dispatcher: Dispatcher, node: GraphNode, outputs: tuple[torch.Tensor, ...] = ()) -> None:
+        # Not the base class's: most references need none of its lock and lists (``__getattr__``).
         self._dispatcher = dispatcher
         self._node = node
         #: Tensors allocated for ``TaskArgs.add_output``, in order, for all members of a group.
         self.outputs = outputs
+        for tensor in outputs:
+            if (slab := slab_of(tensor)) is not None:
+                slab.reference = weakref.ref(self)
 
     def __repr__(self) -> str:
         record = self.record
         outcome = self.state.value if record is None else record.outcome.value
         return f"<TaskRef {self.id} {self._node.label}: {outcome}>"
 
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FUTURE:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with self._dispatcher.lock:
+            if name not in vars(self):
+                super().__init__()
+                self._dispatcher.let_run(self._node.run)
+                self._dispatcher.watch(self._node.payload, self._settle)
+        return vars(self)[name]
+
+    def _settle(self) -> None:
+        record = record_of(self._node)
+        if record.outcome is Outcome.CANCELLED:
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        elif record.ok:
+            self.set_result(record.value)
+        else:
+            self.set_exception(_error_of(record))
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self).__await__()
+
+    def done(self) -> bool:
+        """Whether it has settled."""
+        has_settled: bool = self._node.payload.has_settled
+        return has_settled
+
+    def running(self) -> bool:
+        """Whether it has started, and has not ended."""
+        return self._node.state is State.RUNNING
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self.done() and self._node.payload.outcome is Outcome.CANCELLED
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What ``result`` would raise; raises ``CancelledError`` if it was cancelled."""
+        record = self.wait(timeout)
+        if record.outcome is Outcome.CANCELLED:
+            raise CancelledError(record.failure.message if record.failure is not None else "")
+        return None if record.ok else _error_of(record)
+
     @property
     def id(self) -> int:
         """Its number; later tasks have greater ones."""
         return self._node.id
+
+    slot_id = id  # upstream's name
 
     @property
     def state(self) -> State:
@@ -78,6 +133,7 @@ class TaskRef:
         if not task.has_settled and timeout is None:
             self._dispatcher.loop.poll_until(lambda: task.has_settled)
         if not task.has_settled:
+            self._dispatcher.let_run(self._node.run)
             with self._dispatcher.lock:
                 task.awaited = True
                 if not self._dispatcher.lock.wait_until(lambda: task.has_settled, give_up):
@@ -95,11 +151,21 @@ class TaskRef:
         record = self.wait(timeout)
         if record.ok:
             return record.value
-        raise (record.failure and record.failure.exception()) or TaskError(record)
+        raise _error_of(record)
 
-    def cancel(self, why: str = "cancelled") -> None:
-        """Do not start it; when it runs, end it."""
+    def cancel(self, why: str = "cancelled") -> bool:
+        """Do not start it; when it runs, end it. Whether it had not ended."""
+        had_ended = self.done()
         self._dispatcher.cancel(self._node, why)
+        return not had_ended
+
+
+#: What the base class sets.
+_FUTURE = frozenset(vars(Future()))
+
+
+def _error_of(record: TaskRecord) -> BaseException:
+    return (record.failure and record.failure.exception()) or TaskError(record)
 
 
 class MapRef:
@@ -123,6 +189,10 @@ class MapRef:
                 raise TaskError(record)
             results += record.payload
         return results
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        chunks = yield from asyncio.gather(*self.tasks).__await__()
+        return [result for chunk in chunks for result in chunk]
 
     def cancel(self, why: str = "cancelled") -> None:
         """Start no further chunk, and end running ones."""
@@ -166,6 +236,30 @@ class RunHandle:
         if self._run.first_failure is not None:
             raise TaskError(self._run.first_failure)
 
+    result = wait
+
+    def future(self) -> Future[None]:
+        """Its end as a future, with the outcome of ``wait``; cancelling that does not cancel the run."""
+        future: Future[None] = Future()
+
+        def end() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    self.wait()
+                    future.set_result(None)
+                except Exception as error:
+                    future.set_exception(error)
+
+        self._dispatcher.watch(self._run, end)
+        return future
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return asyncio.wrap_future(self.future()).__await__()
+
+    def add_done_callback(self, callback: Callable[[RunHandle], object]) -> None:
+        """Call with this handle once all tasks have ended, on one of the worker's threads."""
+        self.future().add_done_callback(lambda _: callback(self))
+
     @property
     def records(self) -> list[TaskRecord]:
         """The records of the tasks that have settled, in the order of their submission."""
@@ -199,9 +293,9 @@ class RunHandle:
             events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": row, "args": {"name": name}})
         Path(file).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
-    def cancel(self, why: str = "cancelled", *, running: bool = False) -> None:
-        """Start no further task; with ``running``, end running ones."""
-        self._dispatcher.cancel_run(self._run, why, running)
+    def cancel(self, why: str = "cancelled", *, running: bool = False, grace: float | None = None) -> None:
+        """Start no further task; with ``running``, end running ones within ``grace`` seconds (the worker's)."""
+        self._dispatcher.cancel_run(self._run, why, running, grace)
 
 
 #: Tasks per SUB worker that ``map`` makes: as many as ``multiprocessing.Pool.map``, whose items may differ as much.
@@ -393,9 +487,15 @@ class Orchestrator:
             ValueError: it is larger than a ring (``heap_ring_size``).
         """
         self._check_open()
-        tensor, slab = self._heap.allocate(blank_tensor(shape, dtype), len(self._scopes) - 1)
+        tensor, slab = self._allocate(blank_tensor(shape, dtype))
         self._scopes[-1].append(self._keep(slab))
         return tensor
+
+    def _allocate(self, blank: torch.Tensor) -> tuple[torch.Tensor, Slab]:
+        tensor, slab = self._heap.allocate(blank, len(self._scopes) - 1)
+        if self._run.order is not None:  # every order begins with the same content
+            overwrite(tensor, blank_like(tensor))
+        return tensor, slab
 
     def _keep(self, slab: Slab) -> GraphNode:
         with SIGINT_HELD:
@@ -406,14 +506,14 @@ class Orchestrator:
                 raise
 
     @contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> Iterator[Orchestrator]:
         """Tasks and memory of a scope are released when it ends, once no task uses them; does not wait for that."""
         self._check_open()
         if len(self._scopes) >= MAX_SCOPES:
             raise RuntimeError(f"at most {MAX_SCOPES} scopes within each other")
         self._scopes.append([])
         try:
-            yield
+            yield self
         finally:
             if self._scopes:  # the whole graph may have ended meanwhile
                 self._dispatcher.release_scope(self._scopes.pop())
@@ -444,7 +544,7 @@ class Orchestrator:
         copies: dict[int, torch.Tensor] = {}
 
         def output(blank: torch.Tensor) -> torch.Tensor:
-            tensor, slab = self._heap.allocate(blank, len(self._scopes) - 1)
+            tensor, slab = self._allocate(blank)
             output_nodes.append(self._keep(slab))
             outputs.append(tensor)
             return tensor
@@ -461,6 +561,8 @@ class Orchestrator:
                 if member.args is not None:
                     member.args = member.args.submitted(output, copy)
                     accesses += member.args.check()
+                    if self._run.order is not None:
+                        self._run.order.remember(member.args.tensors)
                     # Held, whatever the tag.
                     slabs = filter(None, map(slab_of, member.args.tensors))
                     producers += [slab.node for slab in slabs if slab.node is not None and slab.node.run is self._run]

@@ -12,6 +12,7 @@ import ctypes
 import itertools
 import math
 import os
+import pickle
 import threading
 import time
 import weakref
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     import torch
 
 #: Shape, strides, type and content of a tensor that goes by value.
-ByValue = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype", bytes]
+ByValue = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype", Any]
 
 
-#: Bytes of a private tensor that go with a task; a larger one goes through shared memory.
-MAX_WITH_TASK = 2**20
+#: Bytes of a private tensor that go with a task; a larger one goes through shared memory of its own, without a copy.
+MAX_WITH_TASK = 2**26
 
 
 # Which tensors can be passed
@@ -127,6 +128,8 @@ class Slab:
     #: Whether no task uses it any more; whether no tensor does.
     released: bool = False
     dropped: bool = False
+    #: The ``TaskRef`` whose output it is.
+    reference: weakref.ref[Any] | None = None
 
     @property
     def stop(self) -> int:
@@ -271,32 +274,46 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in shared memory, without autograd; of an empty tensor, any copy."""
     if not tensor.numel():
         return tensor.detach().clone()
+    import torch
+
     flat, strides = _packed(tensor)
-    copy: Any = flat.clone()
-    return from_storage(copy.share_memory_().untyped_storage(), 0, tensor.shape, strides, tensor.dtype)
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(flat.numel())  # type: ignore[no-untyped-call]
+    copy = from_storage(storage, 0, flat.shape, (1,), flat.dtype)
+    copy.copy_(flat)
+    return from_storage(storage, 0, tensor.shape, strides, tensor.dtype)
 
 
 def to_bytes(tensor: torch.Tensor) -> ByValue:
     if not tensor.numel():
         return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, b""
     flat, strides = _packed(tensor)
-    return tuple(tensor.shape), strides, tensor.dtype, bytes(flat.contiguous().numpy())
+    array: Any = flat.contiguous().numpy()
+    return tuple(tensor.shape), strides, tensor.dtype, pickle.PickleBuffer(array)  # not copied until it is pickled
 
 
-def from_bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, content: bytes) -> torch.Tensor:
-    """The reverse of ``to_bytes``: a tensor in memory of its own."""
+def from_bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, content: Any) -> torch.Tensor:
+    """The reverse of ``to_bytes``, once its content is pickled: a tensor in memory of its own."""
     import torch
 
-    if not content:
+    if content == b"":
         return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="cpu")
-    flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    flat = torch.frombuffer(content if isinstance(content, bytearray) else bytearray(content), dtype=torch.uint8)
     return from_storage(flat.untyped_storage(), 0, shape, strides, dtype)
 
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """A copy for a task: a small one, which goes with its message, or one in shared memory, a file of its own."""
-    small = min(tensor.nbytes, _span(tensor)) <= MAX_WITH_TASK
-    return from_bytes(*to_bytes(tensor)) if small else share(tensor)
+    if min(tensor.nbytes, _span(tensor)) > MAX_WITH_TASK:
+        return share(tensor)
+    if not tensor.numel():
+        return tensor.detach().clone()
+    shape, strides, dtype, content = to_bytes(tensor)
+    return from_bytes(shape, strides, dtype, bytearray(content))  # torch would wake its threads for this copy
+
+
+def blank_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Zero bytes of this shape and type."""
+    return from_bytes(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, bytearray(tensor.nbytes) or b"")
 
 
 def overwrite(tensor: torch.Tensor, content: torch.Tensor) -> None:
@@ -442,10 +459,11 @@ class _Ring:
             del self._slabs[bisect.bisect_left(self._slabs, slab.offset, key=lambda other: other.offset)]
             self.used -= slab.size
 
-    @property
-    def held(self) -> int:
-        """Bytes kept only by the user's tensors."""
-        return sum(slab.size for slab in self._slabs if slab.released and not slab.dropped)
+    def held(self) -> tuple[int, list[Any]]:
+        """Bytes kept only by the user's tensors, and the references that keep some of them."""
+        held = [slab for slab in self._slabs if slab.released and not slab.dropped]
+        references = [slab.reference() for slab in held if slab.reference is not None]
+        return sum(slab.size for slab in held), [ref for ref in references if ref is not None]
 
 
 class Heap:
@@ -510,10 +528,13 @@ class Heap:
                     return slab
                 left = give_up - time.monotonic()
                 if left <= 0:
+                    held, references = room.held()
+                    names = ", ".join(map(str, references[:3])) + (", ..." if references[3:] else "")
+                    which = f" ({len(references)} are the outputs of references: {names})" if references else ""
                     raise RuntimeError(
                         f"ring {ring} is full: waited {self._patience:g} s for {nbytes} bytes, but"
                         f" {room.size - room.used} of {room.size} are free and those not always in one piece, and"
-                        f" tensors that you hold beyond their scope keep {room.held}; raise heap_ring_size, drop"
+                        f" tensors that you hold beyond their scope keep {held}{which}; raise heap_ring_size, drop"
                         " these, or release older allocations with orch.scope()"
                     )
                 self._changed.wait(min(left, LOOK))

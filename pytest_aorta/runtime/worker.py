@@ -7,22 +7,26 @@ import itertools
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common.interrupts import SIGINT_HELD, pieces
 from pytest_aorta.runtime.arguments import check_function, check_timeout, expect, listed, seconds, whole_number
-from pytest_aorta.runtime.callables import CallableHandle, Callables, WorkerSpec, define
+from pytest_aorta.runtime.callables import MAX_RESULT, CallableHandle, Callables, WorkerSpec, define
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphRun, TaskKind
-from pytest_aorta.runtime.endpoint import Message, ProcessEndpoint, ProcessLink
-from pytest_aorta.runtime.graph import Hazards
+from pytest_aorta.runtime.endpoint import Bulk, Message, ProcessEndpoint, ProcessLink
+from pytest_aorta.runtime.graph import Hazards, HazardWarning
 from pytest_aorta.runtime.orchestrator import Orchestrator, RunHandle
+from pytest_aorta.runtime.orders import Order, compare
 from pytest_aorta.runtime.records import StartupError
 from pytest_aorta.runtime.resources.devices import (
     are_named_only,
@@ -85,6 +89,12 @@ class Worker:
             in this run. ``None``: any number.
         check: warn (``HazardWarning``) of writes that nothing orders after earlier accesses of the same bytes, and of
             tasks that change what they were given as ``INPUT``. Inputs are read twice more.
+        pin: whether each slot has cores of its own. ``"auto"``: where these are two or more, until it has to wait for
+            them because other processes use them.
+        max_result: bytes that a task may return, pickled.
+        replay_orders: ``run`` builds and runs its graph in this many legal orders, first as it is submitted (or in that
+            one, and then in those with these numbers), each from the same content of the memory that it is given. What
+            differs is a ``HazardWarning`` that names the tasks, the tensor and the missing tag.
     """
 
     def __init__(
@@ -102,7 +112,15 @@ class Worker:
         max_deaths: int | None = None,
         allowed_failures: int | None = 3,
         check: bool = False,
+        pin: bool | Literal["auto"] = "auto",
+        max_result: int = MAX_RESULT,
+        replay_orders: int | Sequence[int] = 0,
     ) -> None:
+        orders = range(1, replay_orders) if isinstance(replay_orders, int) else replay_orders
+        for order in orders:
+            whole_number("an order", order)
+        if pin not in (True, False, "auto"):
+            raise ValueError(f"pin must be True, False or 'auto', not {pin!r}")
         whole_number("ring_size", ring_size, 1)
         if ring_timeout is not None:
             seconds("ring_timeout", ring_timeout, zero=True)
@@ -144,7 +162,13 @@ class Worker:
             max_deaths=max_deaths,
             allowed_failures=allowed_failures,
             check=check,
+            pin=pin,
+            max_result=max_result,
+            replay_orders=tuple(orders),
         )
+        #: The orders of the last ``run``, with the hash of every output, and what differs between them.
+        self.orders: list[Order] = []
+        self.differences: list[str] = []
         #: In the process of a nested worker: the fork that becomes its zygote.
         self.seed: Seed | None = None
         self._state = WorkerState.NEW
@@ -153,9 +177,8 @@ class Worker:
         #: The thread that closes it, as long as it lives; the process that started it, and is to end it.
         self._owner: threading.Thread | None = None
         self._process: int | None = None
-        #: Held while a graph is built, and by which thread.
-        self._building = threading.Lock()
-        self._building_thread: int | None = None
+        #: The orchestrators of threads that build graphs.
+        self._building: dict[int, Orchestrator] = {}
 
     def __repr__(self) -> str:
         spec = self._arguments
@@ -193,11 +216,11 @@ class Worker:
         if level < 4:
             raise ValueError(f"level {level} has no workers below it; level 4 and up have")
         if self._state not in (WorkerState.NEW, WorkerState.ATTACHED):
-            raise RuntimeError("add_worker after init")
+            raise RuntimeError("add_worker comes before init")
         if child is self or below >= level:
             raise ValueError(f"a worker of level {below} cannot be below one of level {level}")
         if child._state is not WorkerState.NEW:
-            raise RuntimeError("the child has been started, or is another worker's")
+            raise RuntimeError("the child must be NEW: it has been started, or is another worker's")
         child._state = WorkerState.ATTACHED
         self.children.append((child, host))
         return len(self.children) - 1
@@ -331,7 +354,7 @@ class Worker:
         if self._state is not WorkerState.INITIALIZING and not self._has_started:
             self._state = WorkerState.CLOSED
             return
-        if self._building_thread == threading.get_ident():
+        if threading.get_ident() in self._building:
             raise RuntimeError("close within a run: the graph is still being built")
         if self._owner is not threading.current_thread() and self._owner is not None and self._owner.is_alive():
             raise RuntimeError(f"close from another thread than {self._owner.name}, which called init and still lives")
@@ -340,6 +363,30 @@ class Worker:
         self._state = WorkerState.CLOSING
         self._end()
         self._state = WorkerState.CLOSED
+
+    def get_orchestrator(self) -> Orchestrator:
+        """The orchestrator of the graph that the calling thread builds; ``RuntimeError`` outside of ``orch_fn``."""
+        orchestrator = self._building.get(threading.get_ident())
+        if orchestrator is None:
+            raise RuntimeError("there is no graph that this thread builds: an orchestrator belongs to a run")
+        return orchestrator
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """What its tasks are submitted to, once it has started."""
+        return self._dispatcher
+
+    def disown(self) -> None:
+        """Let any thread close it."""
+        self._owner = None
+
+    def revive(self) -> None:
+        """Start processes again in slots that are out of service, as if none had died; now, where one waits to start.
+
+        A host that was lost is connected to anew.
+        """
+        if self._has_started:
+            self._processes.revive()
 
     def _end(self) -> None:
         self._dispatcher.closing = True
@@ -369,11 +416,14 @@ class Worker:
         config: Any = None,
         *,
         fail_fast: bool = False,
+        priority: int = 0,
+        block: bool = False,
+        order: Order | None = None,
     ) -> RunHandle:
         """Build the graph of a run: calls ``orch_fn(orch, args, config)``, and returns when that has returned.
 
-        Tasks start while the graph is still being built. Of two runs, the earlier one comes first as a whole; a third
-        one is not built before one of them has ended.
+        Tasks start while the graph is still being built. Any number of runs share the slots: where tasks of two could
+        start, those of the earlier run do, and tasks that access the same bytes keep the order of their submission.
 
         Args:
             orch_fn: submits tasks through ``orch``. What it raises is raised here; tasks that have not started then
@@ -381,14 +431,18 @@ class Worker:
             args: for ``orch_fn``.
             config: for ``orch_fn``.
             fail_fast: once a task has failed, have every further submission of this run raise that failure.
+            priority: tasks of runs with a higher one start first.
+            block: wait until fewer than two other runs are open, before the graph is built.
+            order: in which its tasks start, see ``replay_orders``.
         """
         check_function("orch_fn", orch_fn, "orch_fn(orch, args, config)")
+        expect("priority", priority, int, "a whole number")
         self.init()
         if self._process != os.getpid():
             raise RuntimeError(f"this worker is used by process {self._process}, of which this one is a fork")
-        if self._building_thread == threading.get_ident():
+        if threading.get_ident() in self._building:
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
-        return self.build(orch_fn, args, config, fail_fast=fail_fast)
+        return self.build(orch_fn, args, config, fail_fast=fail_fast, priority=priority, block=block, order=order)
 
     def build(
         self,
@@ -397,7 +451,10 @@ class Worker:
         config: Any,
         *,
         fail_fast: bool = False,
+        priority: int = 0,
+        block: bool = False,
         opened: Callable[[RunHandle], object] = lambda handle: None,
+        order: Order | None = None,
     ) -> RunHandle:
         """As ``submit``, also for tasks of the level above; calls ``opened`` with the run before ``orch_fn``."""
         spec = self._arguments
@@ -406,21 +463,23 @@ class Worker:
                 GraphRun(
                     ring_size=spec.ring_size,
                     fail_fast=fail_fast,
+                    priority=priority,
                     keeps=(orch_fn, args, config),
-                    hazards=Hazards() if spec.check else None,
-                )
+                    hazards=order or (Hazards() if spec.check and not spec.replay_orders else None),
+                    order=order,
+                ),
+                block,
             )
             orchestrator = Orchestrator(self._dispatcher, run, self._heap, self.callables, spec.ring_timeout)
             handle = RunHandle(self._dispatcher, run)
             try:
                 opened(handle)
-                with self._building:
-                    self._building_thread = threading.get_ident()
-                    try:
-                        with SIGINT_HELD.released():
-                            orch_fn(orchestrator, args, config)
-                    finally:
-                        self._building_thread = None
+                self._building[threading.get_ident()] = orchestrator
+                try:
+                    with SIGINT_HELD.released():
+                        orch_fn(orchestrator, args, config)
+                finally:
+                    self._building.pop(threading.get_ident(), None)
             except BaseException:
                 self._dispatcher.cancel_run(run, "the graph could not be built", running=False)
                 raise
@@ -433,11 +492,29 @@ class Worker:
         self, orch_fn: Callable[..., Any], args: Any = None, config: Any = None, *, fail_fast: bool = False
     ) -> None:
         """``submit``, and wait: raises ``TaskError`` when a task has failed."""
-        self.submit(orch_fn, args, config, fail_fast=fail_fast).wait()
+        if not self._arguments.replay_orders:
+            self.submit(orch_fn, args, config, fail_fast=fail_fast).wait()
+            return
+        self.orders, self.differences = [], []
+        for place, number in enumerate((0, *self._arguments.replay_orders)):
+            order = Order(number)
+            self.submit(orch_fn, args, config, fail_fast=fail_fast, order=order).wait()
+            order.end()
+            self.orders.append(order)
+            if place:
+                self.differences += compare(self.orders[0], order)
+            order.restore(final=False)
+        self.orders[0].restore(final=True)
+        for text in self.differences:
+            warnings.warn(text, HazardWarning, stacklevel=2)
 
 
 #: Variables by which libraries learn how many threads to compute with. One that the user has set stays.
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
+
+#: The fewest cores that a slot is pinned to without being asked. On a single one it would wait for whatever else runs
+#: there, this process first of all.
+PINNED = 2
 
 #: Seconds that a start waits for devices; processes of a worker that was killed may still be ending.
 PATIENCE = 5.0
@@ -535,9 +612,13 @@ class ChildProcesses:
     ) -> None:
         def launch(endpoint: ProcessEndpoint) -> Link:
             worker = self._describe()
-            what = (list(worker.callables.definitions.values()), worker.prepare, worker.check)
+            check = "orders" if worker.replay_orders else worker.check
+            what = (list(worker.callables.definitions.values()), worker.prepare, check, worker.max_result)
             payload = {"role": "slot", "variables": variables}
-            return self._fork(endpoint, payload, what, _thread_variables(cores), cores, held)
+            has_room = cores is not None and len(cores) >= PINNED and not endpoint.crowded
+            pinned = has_room if worker.pin == "auto" else worker.pin
+            threads = _thread_variables(cores)
+            return self._fork(endpoint, payload, what, threads, cores if pinned else None, held, worker.pin == "auto")
 
         self._add(kind, index, name, launch)
 
@@ -573,32 +654,48 @@ class ChildProcesses:
         threads: Mapping[str, str],
         cores: tuple[int, ...] | None = None,
         held: Sequence[int] = (),
+        lets_go: bool = False,
     ) -> ProcessLink:
         output = [fd for fd in (1, 2) if os.path.exists(f"/proc/self/fd/{fd}")]
         ours, theirs = socket.socketpair()
+        stacks = tempfile.TemporaryFile()  # noqa: SIM115  (closed by the link)
+        bulk = Bulk(os.memfd_create("aorta-bulk"))
         try:
             zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **threads}))
             if zygote.against_forking:
                 reasons = "; ".join(zygote.against_forking)
                 raise StartupError(f"{endpoint.name}: a process of this interpreter cannot be forked: {reasons}")
-            payload = {**payload, "output": output, "owner": os.getpid()}
-            task = zygote.start_task(payload, cores=cores, descriptors=held)
-            for fd in (theirs.fileno(), *output):
+            # Shared memory that a task opens by its name belongs to whoever has made it: with a tracker of its own, the
+            # slot would unlink it at its end. ``spawn`` hands the tracker on like this.
+            trackers = sys.modules.get("multiprocessing.resource_tracker")
+            tracker = None if trackers is None else trackers._resource_tracker._fd
+            extra = () if tracker is None else (tracker,)
+            payload = {**payload, "output": output, "owner": os.getpid(), "tracker": len(extra)}
+            file = Path(f"/proc/{os.getpid()}/fd/{stacks.fileno()}")
+            task = zygote.start_task(payload, stacks=file, cores=cores, descriptors=held)
+            for fd in (theirs.fileno(), bulk.fd, *output, *extra):
                 task.send_fd(fd)
         except BaseException as error:
             ours.close()
+            stacks.close()
+            bulk.close()
             if isinstance(error, ZygoteError | OSError):
                 raise StartupError(f"{endpoint.name}: {error}") from error
             raise
         finally:
             theirs.close()
-        link = ProcessLink(endpoint, self._dispatcher.loop, task, ours)
+        all_cores = frozenset(os.sched_getaffinity(0)) if cores and lets_go else frozenset()
+        link = ProcessLink(endpoint, self._dispatcher.loop, task, ours, stacks, bulk, all_cores)
         link.send(what)
         return link
 
     def run_ended(self) -> None:
         for endpoint in self._endpoints:
             endpoint.run_ended()
+
+    def revive(self) -> None:
+        for endpoint in self._endpoints:
+            endpoint.revive()
 
     def close(self, grace: float) -> None:
         threads = [threading.Thread(target=endpoint.close, args=(grace,)) for endpoint in self._endpoints]

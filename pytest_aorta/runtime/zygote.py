@@ -251,6 +251,11 @@ class Task:
             self._take_report()
         return self._pid
 
+    @property
+    def known_pid(self) -> int | None:
+        """The pid of the child, once the thread that follows it has heard of it; does not wait."""
+        return self._pid
+
     def next_message(self, deadline: float | None) -> Message | None:
         """The next message of the child, or ``None`` once it has ended and all its messages have been read.
 
@@ -314,15 +319,16 @@ class Task:
             raise BrokenPipeError("the task's process no longer listens")
         return channel
 
-    def kill(self, grace: float, also: Sequence[int] = ()) -> None:
+    def kill(self, grace: float, also: Sequence[int] = (), *, stacks: bool = True) -> None:
         """End all its processes: SIGTERM, ``grace`` seconds, SIGKILL. First take their stacks, if a file waits.
 
-        ``also``: other processes to ask for stacks. A second call meanwhile shortens the grace; a call after the end
+        ``also``: other processes to ask for stacks; ``stacks``: whether they are wanted.
+        A second call meanwhile shortens the grace; a call after the end
         does nothing.
         """
         self._server.wake()
         with contextlib.suppress(OSError):
-            self._fate.send({"grace": grace, "stacks": self._gives_stacks, "also": list(also)})
+            self._fate.send({"grace": grace, "stacks": self._gives_stacks and stacks, "also": list(also)})
 
     def close(self) -> None:
         if self._channel is not None:

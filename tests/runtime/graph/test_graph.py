@@ -63,7 +63,7 @@ class GraphBench:
         """Once the runs of its nodes have ended."""
         for node in self.nodes:
             self.graph.end_run(node.run)
-        return self.graph.live == 0 and len(self.graph.writers) == 0
+        return self.graph.live == len(self.graph.writers) == len(self.graph.unsettled) == 0
 
 
 def tile(rows: tuple[int, int] = (0, ROWS), columns: tuple[int, int] = (0, COLUMNS), of: Hashable = "x") -> Footprint:
@@ -209,14 +209,16 @@ def test_what_takes_no_part_leaves_no_trace(bench: GraphBench) -> None:
 
 
 @pytest.mark.statement(9)
-def test_the_same_memory_in_two_runs_makes_no_dependency(bench: GraphBench) -> None:
+def test_the_same_memory_in_two_runs_keeps_an_order_but_makes_no_shared_fate(bench: GraphBench) -> None:
     writer = bench.add("writer", writes(X), run="one")
     reader = bench.add("reader", changes(X), run="two")
     explicit = bench.add("explicit", run="two", after=[writer])
+    beside = bench.add("beside", reads(Y), run="two")
+    late = bench.add("late", writes(X), run="one")  # also for what an earlier run submits later
 
-    assert reader.state is State.READY
-    assert explicit.fan_in == 1
-    assert list(bench.graph.writers.meeting("one", X)) == [writer]
+    assert beside.state is State.READY
+    assert [reader.fan_in, explicit.fan_in, late.fan_in] == [1, 1, 1]
+    assert list(bench.graph.writers.meeting("one", X)) == [late]
     assert list(bench.graph.writers.meeting("two", X)) == [reader]
 
 

@@ -25,6 +25,10 @@ def own_pid(args: Any) -> int:
     return os.getpid()
 
 
+def own_number(item: int) -> int:
+    return item
+
+
 def boom(args: Any) -> NoReturn:
     raise ValueError(*args.scalars)
 
@@ -101,7 +105,7 @@ def say(args: Any) -> None:
 
 
 def threads_and_cores(args: Any) -> dict[str, Any]:
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
     return {
         "threads": {name: os.environ.get(name) for name in names},
         "cores": sorted(os.sched_getaffinity(0)),

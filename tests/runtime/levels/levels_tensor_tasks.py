@@ -52,6 +52,33 @@ def give_tensor(args: Any) -> Any:
     return torch.ones(3)
 
 
+def give_back(args: Any) -> Any:
+    """As much as a record takes."""
+    most = 2**18
+    return args.tensors[0][:most] if args.tensors else None, args.config[:most]
+
+
+def list_open() -> list[str]:
+    listed = [fd for fd in os.listdir("/proc/self/fd") if int(fd) > 2]
+    return [fd for fd in listed if os.path.lexists(f"/proc/self/fd/{fd}")]
+
+
+def open_other_files(args: Any) -> list[bytes]:
+    """Take the numbers of the files that large messages go through."""
+    import tempfile
+
+    links = {int(fd): os.readlink(f"/proc/self/fd/{fd}") for fd in list_open()}
+    for fd, target in links.items():
+        if "aorta-bulk" in target:
+            os.close(fd)
+    files = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115
+    globals()["_kept"] = files
+    for file in files:
+        file.write(b"mine")
+        file.flush()
+    return [os.pread(file.fileno(), 9, 0) for file in files]
+
+
 def give_item(args: Any) -> Any:
     return {"loss": torch.ones(3).mean().item()}
 

@@ -310,6 +310,26 @@ def test_memory_whose_scope_is_over_is_refused_and_not_recycled_while_it_is_held
     assert sum(host.in_use()) == 0
 
 
+def test_a_ring_that_is_full_of_outputs_names_the_references_that_keep_them(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, _: Any, config: Any) -> None:
+        for step in range(20):
+            with orch.scope():
+                refs.append(orch.submit_sub(host.fill, TaskArgs().add_output([QUARTER]).add_scalar(step)))
+                refs[-1].wait()
+
+    monkeypatch.setattr(host.worker._heap, "_patience", 0.0)
+    which = (
+        r"beyond their scope keep 16384 \(4 are the outputs of references: <TaskRef \d+ fill: success>, .*, \.\.\.\)"
+    )
+    with pytest.raises(RuntimeError, match=which):
+        host.worker.run(build)
+    refs.clear()
+
+
 def test_an_alias_of_a_shared_tensor_is_ordered_as_the_tensor_itself(host: Host, gates: Gates) -> None:
     t = share(torch.zeros(6))
     ends: list[TaskRef] = []

@@ -42,7 +42,7 @@ class FakeEndpoint:
         self.running.append(dispatch)
         self._started.append(f"{dispatch.node.label} on {self.name}")
 
-    def stop(self, dispatch: Dispatch, why: str) -> None:
+    def stop(self, dispatch: Dispatch, why: str, grace: float) -> None:
         self.stopped.append(f"{dispatch.node.label}: {why}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import math
 import pickle
@@ -10,7 +11,8 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import wait as futures_wait
 from typing import Any
 
 import levels_tasks
@@ -20,9 +22,20 @@ from levels_stage import Gates, Host, failure_of, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import host as host
 from levels_stage import no_torch as no_torch
+from levels_tensor_tasks import share
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, RunHandle, TaskArgs, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import (
+    CallableHandle,
+    Orchestrator,
+    Outcome,
+    RunHandle,
+    Tag,
+    TaskArgs,
+    TaskError,
+    TaskRef,
+    Worker,
+)
 from pytest_aorta.runtime.graph import State
 
 
@@ -129,29 +142,30 @@ def test_submit_returns_before_completion_and_wait_can_be_repeated(host: Host, g
 
 
 @pytest.mark.statement(31)
-def test_a_second_run_is_built_before_the_first_has_ended_and_a_third_is_not(host: Host, gates: Gates) -> None:
+def test_with_block_a_third_run_is_built_once_one_of_two_has_ended(host: Host, gates: Gates) -> None:
     refs: list[TaskRef] = []
     asked, built = threading.Event(), threading.Event()
 
     def submit_all() -> None:
         for name in ("first", "second"):
             args = gates.at(name)
-            host.worker.submit(lambda orch, _, config, args=args: refs.append(orch.submit_sub(host.gate, args)))
+            host.worker.submit(
+                lambda orch, _, config, args=args: refs.append(orch.submit_sub(host.gate, args)), block=True
+            )
         asked.set()
-        host.worker.run(lambda orch, args, config: built.set())
+        host.worker.submit(lambda orch, args, config: built.set(), block=True)
 
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(submit_all)
         asked.wait(PATIENCE)
-        gates.wait_until_began("first")  # one of two SUB workers is idle
+        gates.wait_until_began("first", "second")
         assert not built.wait(0.05)
-        assert refs[1].state is State.READY
         gates.open("first")
         assert built.wait(PATIENCE)
+        assert not refs[1].done()
         gates.open()
         running.result(PATIENCE)
     refs[1].wait(PATIENCE)
-    assert gates.log() == ["first began", "first ended", "second began", "second ended"]
 
 
 @pytest.mark.statement(32)
@@ -185,7 +199,126 @@ def test_what_a_run_was_given_lives_until_it_has_ended_and_no_longer(host: Host,
     assert [watch() for watch in watched] == [None] * 4
 
 
+# Several runs, and their ends as futures
+
+
+def test_runs_share_the_slots_and_the_earlier_one_comes_first_unless_another_has_priority(
+    host: Host, gates: Gates
+) -> None:
+    def submit(*names: str, priority: int = 0) -> RunHandle:
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            for name in names:
+                orch.submit_sub(host.gate, gates.at(name))
+
+        return host.worker.submit(build, priority=priority)
+
+    handles = [submit("a")]
+    host.worker.run(lambda orch, args, config: None)  # an empty one waits for nothing
+    handles.append(submit("b"))  # on the idle slot
+    gates.wait_until_began("a", "b")
+    handles += [submit("c", "d"), submit("e"), submit("first", priority=1)]
+    gates.open("b")
+    for name, following in (("first", "c"), ("c", "d"), ("d", "e")):
+        gates.wait_until_began(name)
+        assert not gates.began(following)
+        gates.open(name)
+    gates.open()
+    for handle in handles:
+        handle.wait(PATIENCE)
+
+
+def test_tasks_of_two_runs_on_the_same_memory_keep_their_order_but_share_no_failure(host: Host, gates: Gates) -> None:
+    shared, apart = share(torch.zeros(4)), share(torch.zeros(4))
+
+    def submit(*tasks: tuple[str, CallableHandle, Tag, torch.Tensor]) -> list[TaskRef]:
+        refs: list[TaskRef] = []
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            refs.extend(orch.submit_sub(handle, gates.at(name).add(t, tag)) for name, handle, tag, t in tasks)
+
+        host.worker.submit(build)
+        return refs
+
+    writer, reader = submit(
+        ("writes", host.gate_then_boom, Tag.OUTPUT, shared), ("reads", host.gate, Tag.INPUT, shared[2:])
+    )
+    after_all, beside = submit(("after", host.gate, Tag.OUTPUT, shared), ("beside", host.gate, Tag.OUTPUT, apart))
+    gates.wait_until_began("writes", "beside")
+    gates.open("beside")
+    beside.wait(PATIENCE)
+    assert after_all.state is State.PENDING
+    gates.open()
+    assert after_all.result(PATIENCE) == "after"
+    assert (writer.wait().outcome, reader.wait().outcome) == (Outcome.TASK_FAILURE, Outcome.SKIPPED)
+
+
+def test_references_and_runs_are_futures(host: Host, gates: Gates) -> None:
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        refs.extend(orch.submit_sub(host.gate, gates.at(name)) for name in "abc")
+        refs.append(orch.submit_sub(host.boom, scalars("no")))
+
+    handle = host.worker.submit(build)
+    called: list[Any] = []
+    gates.wait_until_began("a", "b")
+    for ref in refs:
+        ref.add_done_callback(called.append)
+    handle.add_done_callback(called.append)
+    with pytest.raises(TimeoutError):
+        handle.future().result(0.01)
+    gates.open("b")
+    assert next(as_completed(refs, PATIENCE)) is refs[1]
+    assert refs[2].cancel()
+    refs[2].wait(PATIENCE)
+    gates.open()
+    done, left = futures_wait(refs, PATIENCE)
+    assert (done, left) == (set(refs), set())
+    assert not refs[0].cancel()
+    assert [ref.cancelled() for ref in refs] == [False, False, True, False]
+    assert isinstance(refs[3].exception(), ValueError)
+    assert refs[0].exception() is None
+    wait_until(lambda: len(called) == 5, "all callbacks")
+    assert called[-1] is handle
+
+
+def test_references_and_runs_can_be_awaited(host: Host, gates: Gates) -> None:
+    refs: list[Any] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        refs.extend(orch.submit_sub(host.echo, scalars(number)) for number in range(3))
+        refs.append(orch.map(host.own_number, range(5)))
+        refs.append(orch.submit_sub(host.gate, gates.at("endless")))
+
+    async def main() -> None:
+        handle = host.worker.submit(build)
+        *echoes, mapped = await asyncio.gather(*refs[:-1])
+        assert [echo["scalars"] for echo in echoes] == [[0], [1], [2]]
+        assert mapped == [0, 1, 2, 3, 4]
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(refs[-1], 0.05)
+        assert refs[-1].wait(PATIENCE).outcome is Outcome.CANCELLED
+        with pytest.raises(TaskError):
+            await handle
+        await host.worker.submit(lambda orch, args, config: orch.submit_sub(host.nothing))
+
+    asyncio.run(main())
+
+
 # Building
+
+
+def test_what_has_another_name_upstream_has_that_one_as_well(host: Host) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        assert host.worker.get_orchestrator() is orch
+        with orch.scope() as scope:
+            ref = scope.submit_sub(host.nothing, TaskArgs().add_tensor(torch.zeros(2)))
+        assert ref.slot_id == ref.id
+
+    handle = host.worker.submit(build)
+    handle.result(PATIENCE)
+    with pytest.raises(RuntimeError, match="an orchestrator belongs to a run"):
+        host.worker.get_orchestrator()
 
 
 def test_runs_and_tasks_can_be_cancelled_before_and_while_they_run(host: Host, gates: Gates) -> None:
@@ -269,7 +402,10 @@ def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
 
 
 WRONG: list[tuple[Callable[[Any, Any], Any], str]] = [
-    (lambda orch, h: orch.submit_sub(print), "expected a handle from Worker.register, not <built-in function"),
+    (
+        lambda orch, h: orch.submit_sub(print),
+        "expected a CallableHandle returned by Worker.register, not <built-in function",
+    ),
     (lambda orch, h: orch.submit_sub(h, [1]), r"must be TaskArgs or None, not \[1\] \(list\); build them with Task"),
     (lambda orch, h: orch.submit_sub(h, torch.zeros(2)), r"must be TaskArgs or None, not tensor.* \(Tensor\)"),
     (lambda orch, h: orch.submit_sub(h, after=orch.submit_sub(h)), r"after must be a list of tasks.* \(TaskRef\)"),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import levels_tasks
@@ -42,6 +45,15 @@ def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Host
     assert record.worker == "slot 0"
     assert run_next(host.worker, host.own_pid).payload not in (pid, None)
     wait_until_gone([pid])
+
+
+def test_a_deadline_waits_for_nobody_and_says_where_the_task_hung(gates: Gates) -> None:
+    with Worker(3, num_sub_workers=1, grace=2 * PATIENCE) as worker:  # is for those that are asked to end
+        gate = worker.register(levels_tasks.gate_against_sigterm)
+        record = run_one(lambda orch: orch.submit_sub(gate, gates.at("hang"), timeout=1), worker)
+    assert record.outcome is Outcome.TIMEOUT
+    assert record.failure is not None
+    assert "in gate_against_sigterm" in record.failure.traceback
 
 
 def test_the_next_task_is_not_sent_to_a_process_that_is_about_to_be_ended(host: Host) -> None:
@@ -113,12 +125,68 @@ def test_a_slot_whose_processes_die_more_often_than_it_may_is_out_of_service() -
         worker.submit(build)
         records = [ref.wait(PATIENCE) for ref in refs]
         assert not run_next(worker, slots.nothing).ok
+        worker.revive()
+        assert run_next(worker, slots.nothing).ok
 
     assert [record.outcome for record in records] == [Outcome.ENDPOINT_FAILURE] * 4 + [Outcome.SUCCESS]
-    why = "slot 0: out of service: its process died with signal SIGKILL; the last of 2 deaths in a row"
+    why = (
+        "slot 0: out of service: its process died with signal SIGKILL while it ran die; the last of 2 deaths in a row"
+        " (Worker.revive() tries again)"
+    )
     for record in records[2:-1]:
         assert failure_of(record)[2] == why
         assert record.started is None
+
+
+def sickly() -> None:
+    """Ends its process while a file says so, as all do in a storm."""
+    if os.path.exists(os.environ["STORM"]):
+        os._exit(1)
+
+
+def test_a_slot_comes_back_however_many_of_its_processes_did_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    storm = tmp_path / "storm"
+    monkeypatch.setenv("STORM", str(storm))
+    monkeypatch.setattr(endpoint, "BACK_OFF", 0.001)
+    monkeypatch.setattr(endpoint, "MOST_BACK_OFF", 0.001)
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        storm.touch()
+        refs.append(orch.submit_sub(slots.die))
+        refs.extend(orch.submit_sub(slots.nothing) for _ in range(20))
+
+    with Worker(3, num_sub_workers=1, prepare=sickly, grace=0.1) as worker:
+        slots = Host(worker)
+        worker.submit(build)
+        wait_until(lambda: re.search(r"3[0-9] starts in a row .* sub_worker 0: ", caplog.text), "starts that fail")
+        assert not any(ref.done() for ref in refs[1:])
+        storm.unlink()
+        assert all(ref.wait(PATIENCE).ok for ref in refs[1:])
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_a_slot_is_let_go_of_cores_that_it_has_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    monkeypatch.setattr(endpoint, "LOOK", 0.05)
+    monkeypatch.setattr(worker_module, "PINNED", 1)
+    monkeypatch.setattr(worker_module, "core_shares", lambda slots: [(cores[0],)])
+    with Worker(3, num_sub_workers=1) as worker:
+        handle, nothing = worker.register(levels_tasks.threads_and_cores), worker.register(levels_tasks.nothing)
+        own = run_sub(worker, handle).payload["cores"]
+        assert own == cores[:1]
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+        try:
+            for process in busy:
+                os.sched_setaffinity(process.pid, own)
+            wait_until(lambda: run_sub(worker, handle).payload["cores"] == cores, "all cores")
+        finally:
+            for process in busy:
+                process.kill()
+                process.wait()
+        assert run_sub(worker, nothing).ok
 
 
 def test_what_a_task_prints_goes_where_its_submitter_prints(capfd: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +201,7 @@ def test_what_a_task_prints_goes_where_its_submitter_prints(capfd: pytest.Captur
 
 # What a slot is and sees
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
 
 
 @pytest.fixture
@@ -161,7 +229,7 @@ def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytes
     monkeypatch.setenv("MKL_NUM_THREADS", "77")  # what the user has set stays
     cores = len(os.sched_getaffinity(0))
     for slots in {1, cores}:
-        with Worker(3, num_sub_workers=slots) as worker:
+        with Worker(3, num_sub_workers=slots, pin=True) as worker:
             handle = worker.register(levels_tasks.threads_and_cores)
             record = run_one(lambda orch: orch.submit_sub_group(handle, [None] * slots), worker)  # noqa: B023
         found = [member.payload for member in record.members] or [record.payload]
@@ -169,7 +237,7 @@ def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytes
         assert sorted(payload["cores"] for payload in found) == sorted(map(list, core_shares(slots)))
         for payload in found:
             count = str(threads_of(payload["cores"]))
-            assert payload["threads"] == dict(zip(THREADS, (count, "77", count), strict=True))
+            assert payload["threads"] == dict(zip(THREADS, (count, "77", count, count), strict=True))
 
 
 def test_a_successor_has_the_variables_and_the_cores_of_its_predecessor() -> None:
@@ -284,8 +352,8 @@ def test_a_message_that_cannot_be_read_is_the_failure_of_the_task_that_runs(capf
         messages: list[tuple[bytes, str]] = [
             (b"nonsense" * 8, "cannot be read (ValueError: a message of "),
             ((3).to_bytes(4, "big") + b"abc", "cannot be read (UnpicklingError"),
-            (endpoint.framed(3), "cannot be read (TypeError"),  # type: ignore[arg-type]
-            (endpoint.framed(("nonsense", 1)), "cannot be read (ValueError"),
+            (endpoint.framed(pickle.dumps(3)), "cannot be read (TypeError"),
+            (endpoint.framed(pickle.dumps(("nonsense", 1))), "cannot be read (ValueError"),
         ]
         for data, reason in messages:
             outcome, _, why = failure_of(run_sub(worker, send, data))

@@ -99,7 +99,7 @@ def test_after_init_no_worker_can_be_added_and_a_child_belongs_to_its_parent() -
     with Worker(4) as parent:
         parent.add_worker(child)
         parent.init()
-        with pytest.raises(RuntimeError, match="add_worker after init"):
+        with pytest.raises(RuntimeError, match="add_worker comes before init"):
             parent.add_worker(Worker(3, num_sub_workers=1))
         with pytest.raises(RuntimeError, match="has been started"):
             Worker(4).add_worker(child)

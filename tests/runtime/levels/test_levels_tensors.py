@@ -18,7 +18,17 @@ from levels_stage import gates as gates
 from levels_tensor_tasks import as_bytes, share
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import HazardWarning, Orchestrator, SlotArgs, Tag, TaskArgs, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import (
+    HazardWarning,
+    Orchestrator,
+    Outcome,
+    SlotArgs,
+    Tag,
+    TaskArgs,
+    TaskError,
+    TaskRef,
+    Worker,
+)
 from pytest_aorta.runtime.graph import State
 from pytest_aorta.runtime.tensors import descriptor_of
 
@@ -354,3 +364,33 @@ def test_a_trace_shows_when_and_where_each_task_ran(checking: Worker, tmp_path: 
             assert event["args"]["waited_ms"] >= 0
     checking.unregister(boom)
     checking.unregister(total)
+
+
+@pytest.mark.parametrize("size", [2**power + extra for power in (10, 14, 15, 18, 20) for extra in (-1, 1)])
+def test_messages_of_every_size_arrive_whole_in_both_directions(host: Host, size: int) -> None:
+    private, values = torch.arange(size, dtype=torch.uint8), bytes(range(256)) * (size // 256)
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, _: Any, config: Any) -> None:
+        for number in range(3):  # the pages of the one before are used again
+            refs.append(orch.submit_sub(host.give_back, TaskArgs().add(private[number:]), values[number:]))
+
+    host.worker.run(build)
+    for number, ref in enumerate(refs):
+        tensor, config = ref.result()
+        assert torch.equal(tensor, private[number : number + 2**18])
+        assert config == values[number : number + 2**18]
+
+
+def test_large_values_arrive_after_a_task_that_has_closed_and_opened_files(host: Host) -> None:
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, _: Any, config: Any) -> None:
+        refs.append(orch.submit_sub(host.open_other_files, None, "x" * 2**17))
+        refs.append(orch.submit_sub(host.give_back, TaskArgs(), "y" * 2**17))
+
+    handle = host.worker.submit(build)
+    with contextlib.suppress(TaskError):
+        handle.wait()
+    assert refs[0].wait().payload == [b"mine"] * 3  # nothing was written there
+    assert refs[1].wait().ok or refs[1].wait().outcome is Outcome.ENDPOINT_FAILURE
