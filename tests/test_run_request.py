@@ -119,6 +119,7 @@ OF_PYTEST = {
     "amplify",
     "bisect",
     "explain",
+    "graph",
     "build",
     "actions",
     "units",
