@@ -45,6 +45,7 @@ _EXPORTED = {
     if re.fullmatch(r"PYTEST_.*|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*", name)
     or name in ("OMP_NUM_THREADS", "CI", "BUILD_NUMBER")
 }
+_EXPORTED.pop("PYTEST_AORTA_HEALTH", None)  # conftest.py turns it off, and xdist's workers inherit that
 
 _WARM = WarmPytest()
 

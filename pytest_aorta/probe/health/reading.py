@@ -121,7 +121,7 @@ class DeviceReader:
     def ask(self) -> None:
         """Ask for a reading, of a new process where there is none."""
         if self._process is None and time.monotonic() >= self._not_before:
-            code = f"import sys; sys.path.insert(0, {_ROOT!r}); from {__name__} import serve; serve({self.vendor!r})"
+            code = f"import sys; sys.path.append({_ROOT!r}); from {__name__} import serve; serve({self.vendor!r})"
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code],

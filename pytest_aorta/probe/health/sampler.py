@@ -95,7 +95,7 @@ class Sampler:
             listening.listen(128)
             connection = self._connect()
             self._starts += 1
-            code = f"import sys; sys.path.insert(0, {_ROOT!r}); from {__name__} import main; main({listening.fileno()})"
+            code = f"import sys; sys.path.append({_ROOT!r}); from {__name__} import main; main({listening.fileno()})"
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
@@ -183,11 +183,13 @@ class _Server:
         self._processes: dict[int, int] = {}
         self._last: HealthReading | None = None
         self._last_at = -_PERIOD
+        #: Whether anybody has come, who may have gone again before it was accepted.
+        self._was_held = False
 
     def run(self) -> None:
         """Serve until nobody is left."""
         begin = time.monotonic()
-        while self._trials or time.monotonic() < begin + 10 * _PERIOD:
+        while self._trials or (not self._was_held and time.monotonic() < begin + 10 * _PERIOD):
             wanted = _SOONEST if any(trial.waits for trial in self._trials.values()) else _PERIOD
             wait = self._last_at + wanted - time.monotonic()
             for key, _ in self._selector.select(max(0.0, wait)):
@@ -199,8 +201,6 @@ class _Server:
                     self._hear(self._trials[key.data])
             if time.monotonic() >= self._last_at + wanted:
                 self._read()
-            if self._processes and not self._trials:
-                break
         for reader in self._readers:
             reader.close()
 
@@ -224,6 +224,7 @@ class _Server:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listening.accept()
+            self._was_held = True
             [process] = struct.unpack_from("i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             self._trials[connection] = _Trial(connection, self._last)
             self._selector.register(connection, selectors.EVENT_READ, connection)
