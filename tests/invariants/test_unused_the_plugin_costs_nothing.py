@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support import call_counter
-from support.stage import PYTEST, Stage
+from support.stage import NO_SETTINGS, PYTEST, Stage
 
 from pytest_aorta.settings import SETTINGS
 
@@ -53,7 +53,7 @@ def counted(stage: Stage, *arguments: str) -> dict[str, Any]:
     file = stage.path / "counts.json"
     support = str(Path(call_counter.__file__).parents[1])
     # Stages set an option of ours.
-    env = {call_counter.FILE: str(file), "PYTHONPATH": support, "PYTEST_AORTA_GRACE": ""}
+    env = {call_counter.FILE: str(file), "PYTHONPATH": support, **NO_SETTINGS}
     result = stage.run("-p", "support.call_counter", *arguments, env=env)
     assert result.ret == pytest.ExitCode.OK
     found: dict[str, Any] = json.loads(file.read_text())
@@ -91,7 +91,7 @@ def test_few_objects_are_left_for_the_garbage_collector_to_walk(stage: Stage) ->
     write_tests(stage, files=1, tests=1)
 
     def objects(*options: str) -> int:
-        result = stage.command(*PYTEST, "-s", *options, env={"PYTEST_AORTA_GRACE": ""})
+        result = stage.command(*PYTEST, "-s", *options, env=NO_SETTINGS)
         (line,) = (line for line in result.outlines if line.startswith("objects:"))
         return int(line.split()[1])
 

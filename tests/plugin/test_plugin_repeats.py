@@ -6,7 +6,7 @@ import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from support.stage import Stage
+from support.stage import NO_SETTINGS, Stage
 from support.stage import counts as outcomes
 
 #: Fails when no trial has run before; says when it has run, and keeps a file.
@@ -111,7 +111,7 @@ def test_dist_each_is_refused(second: Stage) -> None:
 def test_dist_each_is_refused_where_only_a_test_starts_trials(second: Stage) -> None:
     """Not before: without an option of ours, nobody knows that there will be trials."""
     second.write(test_it="import second\ndef test_trial(aorta_run): aorta_run(second.Second)\ndef test_plain(): pass")
-    done = second.run("-n", "2", "--dist", "each", env={"PYTEST_AORTA_GRACE": ""})
+    done = second.run("-n", "2", "--dist", "each", env=NO_SETTINGS)
     done.assert_outcomes(passed=2, errors=2)
     done.stdout.fnmatch_lines(["*UsageError: --dist each would run every trial in each worker; *--aorta-trials N"])
     assert not second.results.exists()

@@ -47,6 +47,9 @@ _EXPORTED = {
 }
 _EXPORTED.pop("PYTEST_AORTA_HEALTH", None)  # conftest.py turns it off, and xdist's workers inherit that
 
+#: For a run that no variable asks for anything.
+NO_SETTINGS = {"PYTEST_AORTA_GRACE": "", "PYTEST_AORTA_HEALTH": ""}
+
 _WARM = WarmPytest()
 
 
