@@ -12,9 +12,11 @@ import argparse
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from pytest_aorta.search import Search
 from pytest_aorta.search.amplify import Amplify
 from pytest_aorta.search.minimize import Minimize
 from pytest_aorta.search.posterior import ChangePoint
@@ -93,6 +95,19 @@ def main() -> None:
         explanations(given.searches)
 
 
+def carried_out(search: Search, rate: Callable[[Any], float], generator: np.random.Generator) -> int:
+    """Run a search to its end, where trials of an arm fail with its rate; how many trials it wanted."""
+    steps, trials = search.steps(), 0
+    wanted = next(steps)
+    while True:
+        trials += len(wanted)
+        failed = [generator.random() < rate(one.arm) for one in wanted]
+        try:
+            wanted = steps.send([replace(_FACTS, outcome="failed" if each else "ok") for each in failed])
+        except StopIteration:
+            return trials
+
+
 def explanations(searches: int) -> None:
     """40 differences: one acts, two do together, either of two does, or none."""
     print("what acts, rate with and without it: right, wrong, trials (at most 2,000)")
@@ -110,17 +125,11 @@ def explanations(searches: int) -> None:
         for seed in range(searches):
             generator = np.random.default_rng(seed)
             search = Minimize(names, TRIALS_UNTIL_DECIDED, 2000, turns_on=True)
-            steps = search.steps()
-            wanted = next(steps)
-            while True:
-                trials += len(wanted)
-                rates = [with_it if any(each <= {*(one.arm or ())} for each in acting) else without for one in wanted]
-                failed = [generator.random() < rate for rate in rates]
-                facts = [replace(_FACTS, outcome="failed" if each else "ok") for each in failed]
-                try:
-                    wanted = steps.send(facts)
-                except StopIteration:
-                    break
+
+            def rate(arm: Any, acting: list[set[str]] = acting, low: float = without, high: float = with_it) -> float:
+                return high if any(each <= {*(arm or ())} for each in acting) else low
+
+            trials += carried_out(search, rate, generator)
             left = search.found.left
             is_right = left is None if not acting else left is not None and {*left} in acting
             right += is_right
@@ -138,17 +147,11 @@ def amplifications(searches: int) -> None:
             generator = np.random.default_rng(seed)
             acts = None if acting is None else int(generator.integers(1, 13))
             search = Amplify([str(number) for number in range(13)], 1000)
-            steps = search.steps()
-            wanted = next(steps)
-            while True:
-                trials += len(wanted)
-                rates = [acting if each.arm == acts and acting is not None else base for each in wanted]
-                failed = [generator.random() < rate for rate in rates]
-                facts = [replace(_FACTS, outcome="failed" if each else "ok") for each in failed]
-                try:
-                    wanted = steps.send(facts)
-                except StopIteration:
-                    break
+
+            def rate(arm: Any, acts: int | None = acts, low: float = base, high: float | None = acting) -> float:
+                return high if high is not None and arm == acts else low
+
+            trials += carried_out(search, rate, generator)
             found = search.result.found
             right += found == acts and found is not None
             wrong += found is not None and found != acts

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from pytest_aorta.cli.shared import columns, json_option
+from pytest_aorta.cli.shared import AnswersByStatus, columns, json_option
 from pytest_aorta.common.texts import counted, format_ranges, join_names, one_line
 from pytest_aorta.plan import Selection, hosts_of, make_plan
 from pytest_aorta.registry import Registry
@@ -120,28 +120,7 @@ class _Host:
     unread: list[str] = field(default_factory=list)
 
 
-class _WrongUse(click.UsageError):
-    exit_code = 4
-
-
-class _Command(click.Command):
-    """Wrong use ends with exit status 4: 1 is an answer."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            raise _WrongUse(error.format_message(), ctx) from None
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except RequestError as error:
-            click.echo(f"Error: {error}", err=True)
-            raise click.exceptions.Exit(4) from None
-
-
-@click.command("check", cls=_Command)
+@click.command("check", cls=AnswersByStatus)
 @click.option(
     "--minutes",
     type=click.FloatRange(0, 24 * 60, min_open=True),

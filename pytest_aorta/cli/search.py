@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from pytest_aorta.cli.run import StopsAtDashes, run_pytest
+from pytest_aorta.cli.shared import AnswersByStatus
 from pytest_aorta.common.texts import COMMIT_PREFIX, INLINE_PREFIX
 from pytest_aorta.probe.variables import has_secret
 from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
@@ -49,15 +50,8 @@ def minimize(mitigations: str, max_trials: str | None, arguments: tuple[str, ...
     run_pytest(list(arguments), {"minimize": mitigations, "max-trials": max_trials})
 
 
-class _Search(StopsAtDashes):
-    """A wrong request ends as one of pytest does, with exit status 4: 1 is an answer of a search."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except RequestError as error:
-            click.echo(f"Error: {error}", err=True)
-            raise click.exceptions.Exit(4) from None
+class _Search(AnswersByStatus, StopsAtDashes):
+    """Its words after ``--`` are a command."""
 
 
 @click.command(

@@ -23,6 +23,27 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+class _WrongUse(click.UsageError):
+    exit_code = 4
+
+
+class AnswersByStatus(click.Command):
+    """A command whose exit status 1 is an answer: wrong use ends with 4, as that of pytest does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise _WrongUse(error.format_message(), ctx) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RequestError as error:
+            click.echo(f"Error: {error}", err=True)
+            raise click.exceptions.Exit(4) from None
+
+
 def names_argument(metavar: str) -> Callable[[_Command], _Command]:
     """The argument ``names``: directories, cells and trials."""
 

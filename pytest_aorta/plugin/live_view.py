@@ -57,7 +57,7 @@ def wanted_file(config: pytest.Config, environ: Mapping[str, str]) -> TextIO | N
 class TrialLines:
     """The lines of the view: the run, its trials, and the cells that fail. Thread-safe.
 
-    ``most``: trials of a search, which nobody knows before; ``None`` for a plan.
+    ``most``: limit of a search, which replaces the number of trials and the time left; ``None`` for a plan.
     """
 
     def __init__(self, most: int | None = None) -> None:

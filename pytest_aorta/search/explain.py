@@ -121,7 +121,7 @@ def sorted_out(differences: Iterable[Difference]) -> tuple[list[Change], list[st
 
 
 def _setting(section: str, name: str, value: Value | None, threads_differ: bool) -> Setting | str:
-    """How a trial has this value; else why it cannot, or an empty text for what nobody would expect to."""
+    """How a trial gets this value. A text says why it cannot; an empty one, that it needs no reason (a kernel)."""
     text = value if isinstance(value, str) else None
     if section == VARIABLES or section.startswith(OTHER_VARIABLES):
         return _variable(section, name, text)

@@ -273,6 +273,7 @@ class Report:
             settings = replace(settings or TriageSettings(), baseline=baseline)
         results = Results(path)
         self.folder = results.folder
+        self.searches = [*searches_in(self.folder)]
         trials: list[TrialFacts] = []
         #: Details of trials that are not ok, by file.
         self.failed: dict[str, dict[str, Any]] = {}
@@ -328,7 +329,7 @@ class Report:
                     for row in said.rows
                 ],
             )
-            for name, said in searches_in(self.folder)
+            for name, said in self.searches
         ]
 
     def page(self, output: Path) -> dict[str, Any]:
@@ -417,7 +418,7 @@ class Report:
 
     def _sentences(self) -> list[str]:
         """What searches say; else the conclusions of the table; without comparisons, the failure rates of cells."""
-        if answers := [f"{name}: {said.sentence}" for name, said in searches_in(self.folder)]:
+        if answers := [f"{name}: {said.sentence}" for name, said in self.searches]:
             return [one_line(text, 600) for text in answers]
         said, rows = conclusions(self.table), self.table.rows
         for row in () if any(row.comparison is not None for row in rows) else rows[:_MOST_NAMES]:

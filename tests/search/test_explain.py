@@ -220,6 +220,7 @@ def test_what_cannot_be_is_refused(stage: Stage) -> None:
         (["explain", one, "nothing.json", "--", "true"], "nothing.json: No such file or directory"),
         (["explain", one, two], "names no workload; expected a command after --, or --aorta-workload NAME"),
         (["bisect", "--values", "A=1,2", "--aorta-trials", "3", "--", "true"], "use --max-trials N"),
+        (["bisect", "--values", "A=1,2", "--confidence", "2", "--", "true"], "2.0 is not in the range"),
     ):
         done = stage.aorta(*words)
         assert done.ret == 4, text(done)

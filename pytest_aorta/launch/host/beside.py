@@ -20,7 +20,7 @@ _RAN = 0
 class RunningBeside:
     """The program runs between ``__enter__`` and ``__exit__``, below a guard that ends it also when this process dies.
 
-    ``problem``: afterwards, a sentence where it ended before it was told to.
+    ``problem``: set at the end, if the program ended before the trial did.
     """
 
     def __init__(self, words: Sequence[str]) -> None:

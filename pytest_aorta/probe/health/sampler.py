@@ -1,9 +1,10 @@
 """The process that reads the health of a host once a second while trials run there, and says what changed in a trial.
 
-One process serves every pytest process and xdist worker of a run on a host. Whoever finds nobody at the run's address
-(an abstract socket, which the kernel frees when its owner dies) opens it and starts the process. A connection is a
-trial: it begins with the connection, and ends with a question, which the process answers. Besides these, each pytest
-process holds one connection open. When the last of these processes is gone, however it has ended, so is this one.
+One process serves every pytest process and xdist worker of a run on a host. The first of them that finds the run's
+address free (an abstract socket, which the kernel frees when its owner dies) opens it and starts the process. A
+connection is a trial: it begins with the connection, and ends with a question, which the process answers. Besides
+these, each pytest process holds one connection open. When the last of these processes is gone, however it has ended,
+so is this one.
 """
 
 from __future__ import annotations
