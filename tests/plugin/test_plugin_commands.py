@@ -240,6 +240,21 @@ def test_the_gpus_that_a_command_has_open_at_its_end_are_in_the_record(stage: St
     assert trial["result"]["output"]["devices"] == ["nvidia0", "renderD128"]
 
 
+def test_what_a_program_does_after_its_deadline_does_not_say_where_it_hung(stage: Stage) -> None:
+    # SIGTERM ends the child that it waits for, and it goes on to its last line.
+    stage.write(
+        hangs="""
+        import signal, subprocess, sys
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        def waits():
+            subprocess.run([sys.executable, "-c", "import time; time.sleep(1000)"])
+        waits()
+        """
+    )
+    result = stage.run_here(*command("hangs.py"), "--aorta-timeout", "3", "-o", "aorta_grace=5")
+    result.stdout.fnmatch_lines(["timeout in run: the deadline of 3 s passed in run()*waits() at hangs.py*"])
+
+
 def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: Stage) -> None:
     stage.write(
         hangs="""

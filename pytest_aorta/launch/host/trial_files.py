@@ -326,7 +326,9 @@ class FolderReader:
         if not attempts:
             own = seen.failures.get("run")
             program = next((each for each in processes if each.parent not in {it.pid for it in processes}), None)
-            if program is not None and program.lived is not None:  # to the last of its own lines
+            lived = None if program is None else program.lived  # to the last of its own lines
+            # What it does after its deadline is the work of the signals that end it and its children.
+            if program is not None and lived is not None and (overdue is None or lived < overdue):
                 # After a KeyboardInterrupt, Python ends itself by SIGINT.
                 if own is not None and own.kind == "signal" and own.signal != "SIGINT" and not program.raised:
                     seen.failures["run"] = replace(own, phase="exit", message=f"{own.message} at exit")
