@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from pytest_aorta.probe.collect import EnvSnapshot as EnvSnapshot
     from pytest_aorta.probe.collect import collect_env as collect_env
     from pytest_aorta.settings import RequestError as RequestError
+    from pytest_aorta.triage import ReportSection as ReportSection
     from pytest_aorta.trials.execution import ElasticOptions as ElasticOptions
     from pytest_aorta.trials.execution import Execution as Execution
     from pytest_aorta.trials.execution import Limits as Limits
     from pytest_aorta.trials.execution import Resources as Resources
     from pytest_aorta.trials.result import Judgement as Judgement
-    from pytest_aorta.trials.result import ReportSection as ReportSection
     from pytest_aorta.trials.result import TrialResult as TrialResult
     from pytest_aorta.trials.workload import Workload as Workload
     from pytest_aorta.trials.workload import WorkloadResult as WorkloadResult
@@ -33,7 +33,7 @@ _HOMES = {
     "Execution": "trials.execution",
     "Judgement": "trials.result",
     "Limits": "trials.execution",
-    "ReportSection": "trials.result",
+    "ReportSection": "triage",
     "RequestError": "settings",
     "Resources": "trials.execution",
     "RunRequest": "api",

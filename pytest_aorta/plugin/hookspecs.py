@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from pytest_aorta.trials.result import Judgement, ReportSection, TrialResult
+    from pytest_aorta.triage import ReportSection
+    from pytest_aorta.trials.result import Judgement, TrialResult
     from pytest_aorta.trials.spec import TrialSpec
 
 

@@ -23,6 +23,10 @@ _SWITCHES = ("--aorta-resume", "--lf", "--last-failed")
 _MANY, _LONG = 10_000, "1h"
 
 
+#: Options that a search chooses itself.
+_CHOSEN = tuple(f"--aorta-{name}" for name in ("mitigations", "stop", "trials", "vary", "baseline"))
+
+
 def next_steps(run: SessionRun, table: Table, stopped: str | None) -> Iterator[str]:
     """Lines such as ``next: 34 more trials of each cell, about 2m: pytest ... --aorta-trials 39 --aorta-resume``."""
     results = _shown(run, run.results)
@@ -127,7 +131,7 @@ def _search(run: SessionRun, *words_of_search: str) -> str:
     kept, words = [], list(map(str, run.config.invocation_params.args))
     while words:
         word = words.pop(0)
-        if word.partition("=")[0] not in ("--aorta-mitigations", "--aorta-stop", "--aorta-trials", "--aorta-vary"):
+        if word.partition("=")[0] not in _CHOSEN:
             kept += [word] if word not in _SWITCHES else []
         elif "=" not in word and words:
             words.pop(0)

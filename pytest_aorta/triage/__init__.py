@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,3 +146,11 @@ class TriageSettings:
     power: bool = False
     by_node: bool = False
     signatures: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """A section of the report: its title, and paragraphs of plain text."""
+
+    title: str
+    paragraphs: Sequence[str]

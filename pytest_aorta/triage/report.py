@@ -27,7 +27,7 @@ from pytest_aorta.common.texts import (
 )
 from pytest_aorta.probe.environment_facts import GPUS
 from pytest_aorta.settings import RequestError
-from pytest_aorta.triage import TriageSettings, columns
+from pytest_aorta.triage import ReportSection, TriageSettings, columns
 from pytest_aorta.triage.columns import COLUMNS, conclusions, rate_with_interval
 from pytest_aorta.triage.environments import Environments, differences
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, StepSummary, TrialFacts
@@ -38,7 +38,6 @@ from pytest_aorta.triage.searches import SearchReport, searches_in
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.starts import CollectorOutput, Heat, sentences, with_replays
 from pytest_aorta.triage.verdicts import check_baseline
-from pytest_aorta.trials.result import ReportSection
 from pytest_aorta.trials.tracebacks import stacks_excerpt, without_callers, without_runner
 from pytest_aorta.workspace.atomic import write_text
 

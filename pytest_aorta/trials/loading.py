@@ -15,6 +15,7 @@ import stat
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -196,7 +197,7 @@ def imported_later(cls: type[Any], before: ModuleCount | None, known: Mapping[st
 #: Files that say nothing of a workload's data: modules, and what belongs to a repository or an installation.
 _NO_DATA = re.compile(r"\.(?:py|pyc|so|pth|log)\Z|/(?:\.git|__pycache__|site-packages|dist-packages)/")
 
-#: Files that are noted, and bytes of them that are read for their digests.
+#: Files that are noted, and bytes of them that may be read for their digests.
 _MOST_FILES, _MOST_BYTES = 1000, 2**26
 
 
@@ -229,10 +230,10 @@ class ReadBelow:
         except Exception:  # what is raised here would be raised by the workload's own call
             return
 
-    def digests(self) -> dict[str, str]:
-        """By their paths, relative to the ``root`` in it, else absolute; nothing is noted any more."""
+    def paths(self) -> list[str]:
+        """Relative to the ``root`` in it, else absolute; nothing is noted any more."""
         self._is_over = True
-        found: dict[str, str] = {}
+        found: list[str] = []
         left = _MOST_BYTES
         for path in self._read:
             if path in self._written or not os.path.isfile(path):
@@ -240,9 +241,22 @@ class ReadBelow:
             left -= min(os.path.getsize(path), READ_AT_MOST)
             if left < 0:
                 break
-            if (digest := file_digest(Path(path))) is not None:
-                found[path.removeprefix(self._root)] = digest
+            found.append(path.removeprefix(self._root))
         return found
+
+
+def digest_once(path: Path) -> str | None:
+    """``file_digest``, which reads a file again only when its size or its time has changed: many trials read one."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return _digest_of(path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=10_000)
+def _digest_of(path: Path, *identity: int) -> str | None:
+    return file_digest(path)
 
 
 def sources(names: Iterable[str], root: Path | None, own: str = "") -> dict[str, str]:

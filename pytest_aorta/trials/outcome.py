@@ -52,6 +52,7 @@ class Observation:
         zygote: which start of its cell it was forked from; ``None`` for a process of its own.
         how_started: what was chosen for the trials of its cell, and why.
         modules: top-level modules of all imported installed distributions.
+        reads: files that a workload class has opened, and only read.
         preloaded: modules that were imported for this trial in advance.
         imported: modules that it imported itself and that its zygote could have imported in advance.
         imports_over: whether these are all.
@@ -76,6 +77,7 @@ class Observation:
     env: dict[str, Any] | None = None
     imported_later: dict[str, str] = field(default_factory=dict)
     modules: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
     seeds: Seeds | None = None
     zygote: int | None = None
     how_started: str = ""
@@ -140,6 +142,7 @@ class Observation:
         elif kind == "env_end":
             self.env = {**(self.env or {}), "end": event["end"]}
             self.imported_later, self.modules = event.get("sources", {}), event.get("modules", [])
+            self.reads = event.get("reads", [])
         elif kind == "imported":
             self.imported.append(event["module"])
         elif kind == "imports_over":

@@ -257,9 +257,10 @@ class Event(TypedDict, total=False):
 
     ``at``: when, in seconds of ``time.time()``. ``sec``: how long a phase took. ``end`` and ``sources``: the part of
     the snapshot that is taken when ``run()`` is over, and digests of the source files imported since the preparation of
-    the cell. ``error``: as of ``describe_exception``. ``ranks_start``: ranks are about to be started, and import for
-    themselves; ``ranks_ready``: the first of them has done so. ``rank_pids``: ranks that are no descendants of the
-    process that sends it; ``left``: the names of processes that they have left behind.
+    the cell; ``reads``: files that a class has opened, and only read. ``error``: as of ``describe_exception``.
+    ``ranks_start``: ranks are about to be started, and import for themselves; ``ranks_ready``: the first of them has
+    done so. ``rank_pids``: ranks that are no descendants of the process that sends it; ``left``: the names of processes
+    that they have left behind.
     """
 
     type: Required[EventType]
@@ -276,6 +277,7 @@ class Event(TypedDict, total=False):
     end: dict[str, Any]
     sources: dict[str, str]
     modules: list[str]
+    reads: list[str]
     module: str
     imports: dict[str, float]
     note: str | None

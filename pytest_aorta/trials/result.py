@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -308,14 +308,6 @@ class Judgement:
 
     metrics: Mapping[str, Any] = field(default_factory=dict)
     failed: str = ""
-
-
-@dataclass(frozen=True)
-class ReportSection:
-    """A section of the report: its title, and paragraphs of plain text."""
-
-    title: str
-    paragraphs: Sequence[str]
 
 
 def with_judgement(record: TrialResult, said: Judgement) -> TrialResult:

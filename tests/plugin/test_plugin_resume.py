@@ -351,6 +351,7 @@ class Opens:
     def setup(self): pass
     def run(self):
         text = Path("data/tokens.txt").read_text()
+        Path("results/of_earlier_trials.txt").read_text()
         with open("cache.bin", "w") as file:
             file.write(str(os.getpid()))
         with open("cache.bin") as file:
@@ -367,6 +368,8 @@ def test_a_trial_depends_on_the_files_below_the_project_that_it_only_reads(stage
     data = stage.path / "data" / "tokens.txt"
     data.parent.mkdir()
     data.write_text("abc")
+    (stage.path / "results").mkdir()
+    (stage.path / "results" / "of_earlier_trials.txt").write_text("1")
     words = ("--aorta-workload", "opens", "--aorta-resume", "-rs", "--aorta-isolation", isolation)
     stage.run(*words).assert_outcomes(passed=1)
     noted = stage.trial("opens/trial_0.json")["fingerprint_parts"]["imported_later"]

@@ -266,10 +266,12 @@ def run_workload(
         if watch is not None:
             watch.limit(payload["timeout"], payload["stall_timeout"], spent=time.monotonic() - began)
         later = imported_later(cls, None if _static is None else _static.modules, _sources)
-        later = {**_sources_in_advance, **later, **({} if reads is None else reads.digests())}
+        later = {**_sources_in_advance, **later}
         # Those of the process that only starts a command are not the command's.
         modules = [] if payload["target"] == COMMAND_TARGET else imported_modules()
-        send({"type": "env_end", "end": collect_end(watch=watch), "sources": later, "modules": modules})
+        noted = [] if reads is None else reads.paths()
+        end = collect_end(watch=watch)
+        send({"type": "env_end", "end": end, "sources": later, "modules": modules, "reads": noted})
 
     collecting = None
     if payload["collect"] and payload["target"] != COMMAND_TARGET:  # its processes collect for themselves

@@ -51,6 +51,7 @@ from pytest_aorta.launch.launch_mode import (
 from pytest_aorta.launch.record import build_record, request_of
 from pytest_aorta.runtime.zygote import Task, Zygote, ZygoteError, ZygoteUnwanted
 from pytest_aorta.trials.execution import HASH_SEED
+from pytest_aorta.trials.loading import digest_once
 from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
 from pytest_aorta.trials.records import prepare_events
 from pytest_aorta.trials.result import TrialResult
@@ -387,9 +388,12 @@ class Supervisor:
                 before = state.world_size
         here = job.inherited
         results = None if here.results is None else Path(here.results)
-        if results is not None:  # what earlier trials have written decides nothing
-            own_files = seen.imported_later.items()
-            seen.imported_later = {path: text for path, text in own_files if not Path(path).is_relative_to(results)}
+        root = Path((None if self.cell is None else self.cell.info.source_root) or "/")
+        for path in seen.reads:
+            # What earlier trials have written decides nothing.
+            is_result = results is not None and (root / path).is_relative_to(results)
+            if not is_result and (digest := digest_once(root / path)) is not None:
+                seen.imported_later[path] = digest
         if is_command(spec.workload.target) and self._place is not None:
             own = None if spec.execution.cwd == "here" else self._place.files
             opened = opened_files(self._folder, own, Path(here.cwd), results)
