@@ -55,6 +55,11 @@ def slowness(facts: TrialFacts) -> float | None:
 class Arms:
     """``number`` arms, of which ``most`` trials in all may run, ``at_once`` side by side.
 
+    Args:
+        signature: only failures whose text contains it count.
+        hides: trials that fail in another way than ``signature`` do not count, as they may have hidden it; else they
+            are passes.
+
     Attributes:
         failures, trials: of each arm, without what says nothing of the workload.
         ways: of each arm, how often it failed in which way.
@@ -65,7 +70,7 @@ class Arms:
             failed do not count.
     """
 
-    def __init__(self, number: int, most: int, at_once: int = 1, signature: str = "") -> None:
+    def __init__(self, number: int, most: int, at_once: int = 1, signature: str = "", *, hides: bool = False) -> None:
         self.failures, self.trials = [0] * number, [0] * number
         self.ways = [Counter[str]() for _ in range(number)]
         self.unable: dict[int, str] = {}
@@ -73,7 +78,7 @@ class Arms:
         self.confirmation = Confirmation()
         self.slow_above: float | None = None
         self.most, self.at_once = most, at_once
-        self._signature = signature
+        self._signature, self._hides = signature, hides
         self._asked, self._silent = [0] * number, [0] * number
         self._attempts = 0
 
@@ -85,23 +90,26 @@ class Arms:
         """How many of its trials were wanted so far."""
         return self._asked[arm]
 
-    def run(self, arms: Sequence[int]) -> Ends:
-        """Whether a trial of each of these has failed; ``None`` for what says nothing of the workload.
+    def run(self, arms: Sequence[int], blamed: int | None = None) -> Ends:
+        """Whether a trial of each of these has failed; ``None`` for what does not count.
 
-        Failures in another way than ``signature`` are passes.
+        ``blamed``: the arm that is said to fail more often. Its failures in another way are passes, whatever they hide:
+        they never speak for what is said.
         """
         wanted = self._wanted(arms)
         ends: list[bool | None] = []
         for arm, facts in zip(arms, (yield wanted), strict=True):
             way = "" if facts.signature is None else facts.signature.text
             slow = None if self.slow_above is None else slowness(facts)
-            if not facts.is_counted or (self.slow_above is not None and slow is None):
-                ends.append(None)
+            is_other = facts.is_failure and self._signature not in way
+            is_hidden = is_other and self._hides
+            if is_hidden or not facts.is_counted or (self.slow_above is not None and slow is None):
+                ends.append(False if is_hidden and arm == blamed else None)
                 self._silent[arm] += 1
                 if self._silent[arm] >= _NOT_RUN and not self.trials[arm]:
                     self.unable[arm] = one_line(way or facts.outcome)[:200]
                 continue
-            has_failed = facts.is_failure and self._signature in way
+            has_failed = facts.is_failure and not is_other
             if self.slow_above is not None and slow is not None:
                 has_failed, way = slow > self.slow_above, "slow"
             ends.append(has_failed)
@@ -134,7 +142,7 @@ class Arms:
         test = SequentialTest(MARGIN, 1 - LEVEL)
         self.confirmation = Confirmation(level=level)
         while self.left and goes_on():
-            ends = yield from self.run([base, arm] * max(1, self.at_once // 2))
+            ends = yield from self.run([base, arm] * max(1, self.at_once // 2), arm if is_more else base)
             test.pairs += [
                 (float(theirs), float(ours))
                 for theirs, ours in zip(ends[::2], ends[1::2], strict=True)

@@ -79,7 +79,7 @@ class Bisect:
         at_once: how many trials may run side by side.
         confidence: probability at which a change is taken for found.
         weights: how likely each position is before any trial.
-        signature: only failures whose text contains it count; others are passes.
+        signature: only failures whose text contains it count; trials that fail in another way do not.
         speed: slow trials count, not failed ones: slower than the mean of the medians of both ends, of a few trials.
     """
 
@@ -95,7 +95,7 @@ class Bisect:
         speed: bool = False,
     ) -> None:
         self._speed = speed
-        self._arms = Arms(len(positions), most, at_once, signature)
+        self._arms = Arms(len(positions), most, at_once, signature, hides=True)
         self.result = Bisection(
             tuple(positions),
             failures=self._arms.failures,

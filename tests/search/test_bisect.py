@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pytest_aorta.search import Wanted
 from pytest_aorta.search.arms import Arms
 from pytest_aorta.search.bisect import Bisect, Bisection
 from pytest_aorta.search.posterior import ChangePoint, no_change
-from pytest_aorta.triage.facts import Outcome
+from pytest_aorta.triage.facts import Outcome, TrialFacts
 
 (FACTS,) = trials("none", ".")
 
@@ -212,18 +213,34 @@ def test_several_run_side_by_side_and_each_has_an_index_of_its_own() -> None:
     assert len(asked) == len(set(asked))
 
 
-def test_only_failures_of_the_signature_count() -> None:
-    search = Bisect(positions(6), 600, signature=CRASH.text)
+def search_for_crashes(hit: Rate, other: Rate, seed: int) -> Bisection:
+    """Of trials that crash with a chance of ``hit``, and else fail in another way with a chance of ``other``."""
+    search = Bisect(positions(20), 400, signature=CRASH.text)
+    generator = np.random.default_rng(seed)
+
+    def facts(arm: int) -> TrialFacts:
+        crashes, fails = (generator.random() < (rate(arm) or 0.0) for rate in (hit, other))
+        return replace(FACTS, outcome="failed" if crashes or fails else "ok", signature=CRASH if crashes else None)
+
     steps = search.steps()
-    wanted: list[Wanted] | None = next(steps)
-    while wanted is not None:
-        ways = [CRASH if each.arm >= 2 else None for each in wanted]
-        facts = [replace(FACTS, outcome="failed", signature=way) for way in ways]
-        try:
-            wanted = steps.send(facts)
-        except StopIteration:
-            wanted = None
-    assert (search.result.end, search.result.first) == ("change", 2)
+    wanted = next(steps)
+    with contextlib.suppress(StopIteration):
+        while True:
+            wanted = steps.send([facts(each.arm) for each in wanted])
+    return search.result
+
+
+def test_a_position_that_always_fails_in_another_way_is_skipped_and_not_taken_for_a_pass() -> None:
+    rates = step(9, 0.0, 0.6)
+    for seed in range(10):
+        result = search_for_crashes(lambda arm: 0.0 if arm == 12 else rates(arm), lambda arm: float(arm == 12), seed)
+        assert (result.end, result.first) == ("change", 9)
+        assert result.trials[12] == 0
+
+
+def test_another_way_to_fail_that_takes_the_place_of_passes_does_not_make_the_sought_one_more_frequent() -> None:
+    ends = [search_for_crashes(lambda _: 0.1, step(9, 0.0, 0.8), seed).end for seed in range(20)]
+    assert ends.count("change") <= 1
 
 
 def test_a_position_that_is_likelier_before_needs_fewer_trials() -> None:
