@@ -1,7 +1,7 @@
 """``python -m benchmarks.simulate_triage``: how often a triage says something false, and how soon the truth.
 
 Simulates triages in worlds with known causes of failures, judges them as a run does, and rewrites the tables between
-the markers in docs/statistics.md. Deterministic for a version and --triages; with 1,000, about an hour on two cores.
+the markers in docs/explanation/statistics.md. Deterministic for a version and --triages; 1,000 take an hour.
 ``--worlds runs --triages 200`` prints some worlds only, with their false statements.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.simulated_worlds import Seen, World, simulate_one, worlds
 
-_PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"
+_PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "statistics.md"
 
 #: Triages of one task of a process.
 _CHUNK = 20
@@ -46,7 +46,7 @@ def main() -> int:
     """Simulate, print, and write the tables into the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulate_triage", description=__doc__)
     parser.add_argument("--triages", type=int, default=1000, metavar="N", help="of each world (default 1000)")
-    parser.add_argument("--page", type=Path, help="with the markers (default docs/statistics.md, without --worlds)")
+    parser.add_argument("--page", type=Path, help="with the markers (default the page of statistics, without --worlds)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N", help="at once (default: cores)")
     parser.add_argument("--dry-run", action="store_true", help="print the tables only")
     parser.add_argument(

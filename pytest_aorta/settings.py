@@ -1,7 +1,7 @@
 """All settings of a run, each declared once with name, default, reader, and one sentence of help.
 
 The option of pytest, its twins in an ini file and in the environment, the fields of ``RunRequest`` and the table in
-``docs/options.md`` follow from ``SETTINGS``.
+``docs/reference/options.md`` follow from ``SETTINGS``.
 
 pytest loads this module at every start, so it imports neither pydantic nor modules that do anything. Readers that
 need one are given as ``module:function``, and imported when a value is read. A reader takes a text, as on the command

@@ -29,12 +29,12 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_table_of_settings_is_current() -> None:
-    page = (DOCS / "options.md").read_text()
-    assert written(page) == page, "python tests/support/settings_table.py docs/options.md"
+    page = (DOCS / "reference" / "options.md").read_text()
+    assert written(page) == page, "python tests/support/settings_table.py docs/reference/options.md"
 
 
 def test_every_field_of_a_result_and_every_keyword_of_aorta_run_has_a_row() -> None:
-    page = (DOCS / "workloads.md").read_text()
+    page = (DOCS / "guides" / "workloads.md").read_text()
     rows = [re.findall(r"`(\w+)`", cells) for cells in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", page, re.MULTILINE)]
     named = {name for row in rows for name in row}
     parameters = inspect.signature(RunTrial.__call__).parameters.values()
@@ -44,10 +44,10 @@ def test_every_field_of_a_result_and_every_keyword_of_aorta_run_has_a_row() -> N
 
 @pytest.mark.slow
 def test_the_examples_of_workloads_run(pytester: pytest.Pytester) -> None:
-    for block in blocks("workloads.md", "python"):
+    for block in blocks("guides/workloads.md", "python"):
         name = block.splitlines()[0].removeprefix("# ")
         (pytester.path / name).write_text(block)
-    command, _ = blocks("workloads.md", "")  # the other one has the tests of the reader
+    command, _ = blocks("guides/workloads.md", "")  # the other one has the tests of the reader
     result = pytester.runpytest_subprocess(*shlex.split(command)[1:])
     result.assert_outcomes(passed=4)
     result = pytester.runpytest_subprocess("my_ranks.py", "test_repro.py", "test_train.py", "test_order.py")
@@ -56,7 +56,7 @@ def test_the_examples_of_workloads_run(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.slow
 def test_the_example_of_run_trials_runs(pytester: pytest.Pytester) -> None:
-    (block,) = blocks("options.md", "python")
+    (block,) = blocks("reference/options.md", "python")
     (pytester.path / "script.py").write_text(block)
     result = pytester.run(sys.executable, "script.py")
     said = block.partition("    # ")[2].partition("\n")[0]
@@ -66,8 +66,8 @@ def test_the_example_of_run_trials_runs(pytester: pytest.Pytester) -> None:
 @pytest.mark.usefixtures("as_users_have_it")
 @pytest.mark.slow
 def test_the_example_of_two_runs_is_compared_as_shown(stage: Stage) -> None:
-    (workload,) = blocks("compare.md", "python")
-    commands, shown = blocks("compare.md", "")[0], blocks("compare.md", "text")[0]
+    (workload,) = blocks("guides/compare.md", "python")
+    commands, shown = blocks("guides/compare.md", "")[0], blocks("guides/compare.md", "text")[0]
     stage.write(flaky=workload)
     script = commands.replace("pytest-aorta", f"{sys.executable} -m pytest_aorta")
     script = re.sub("^pytest ", f"{sys.executable} -m pytest -q ", script, flags=re.MULTILINE)
@@ -84,7 +84,7 @@ def test_the_example_of_two_runs_is_compared_as_shown(stage: Stage) -> None:
 
 @pytest.mark.slow
 def test_the_example_of_the_runtime_runs(pytester: pytest.Pytester) -> None:
-    example = blocks("runtime.md", "python")[0]
+    example = blocks("explanation/runtime.md", "python")[0]
     (pytester.path / "sums.py").write_text(example)
     result = pytester.run(sys.executable, "sums.py")
     result.stdout.fnmatch_lines(["[[]3.0, 3.0, 3.0, 3.0[]] [[]{'sum': 4.0}, {'sum': 8.0}, None[]]"])
@@ -93,7 +93,7 @@ def test_the_example_of_the_runtime_runs(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.slow
 def test_the_loop_of_the_runtime_runs(pytester: pytest.Pytester) -> None:
-    (pytester.path / "loop.py").write_text(blocks("runtime.md", "python")[1])
+    (pytester.path / "loop.py").write_text(blocks("explanation/runtime.md", "python")[1])
     result = pytester.run(sys.executable, "loop.py")
     assert (result.ret, result.outlines, result.stderr.str()) == (0, ["[0.0, 2.0, 4.0, 6.0, 8.0]"], "")
 
@@ -106,13 +106,13 @@ from pytest_aorta.runtime import CallConfig, TaskArgs, Worker
 def verify_result():
     print("verified", flush=True)
 """
-    (pytester.path / "recursion.py").write_text(before + blocks("runtime.md", "python")[3])
+    (pytester.path / "recursion.py").write_text(before + blocks("explanation/runtime.md", "python")[3])
     result = pytester.run(sys.executable, "recursion.py")
     assert (result.ret, result.outlines, result.stderr.str()) == (0, ["verified"], "")
 
 
 def test_every_statement_of_the_runtime_has_a_row_and_a_test() -> None:
-    text = (DOCS / "runtime-statements.md").read_text()
+    text = (DOCS / "reference" / "runtime-statements.md").read_text()
     named = dict(re.findall(r"^\| (\d+) \|.*\| `(\w+)` \|$", text, re.MULTILINE))
     rows = re.findall(r"^\| (\d+) \|", text, re.MULTILINE)
     assert [int(number) for number in rows] == list(range(1, 51))
@@ -128,7 +128,7 @@ def test_every_statement_of_the_runtime_has_a_row_and_a_test() -> None:
 
 
 def test_the_example_of_a_registry_file_is_valid(pytester: pytest.Pytester) -> None:
-    block, prefixes = blocks("registry.md", "json")
+    block, prefixes = blocks("guides/registry.md", "json")
     for file, text in (("names.json", block), ("prefixes.json", prefixes)):
         pytester.path.joinpath(file).write_text(json.dumps(json.loads(text)))
     names = ["--aorta-registry-file", "names.json", "--aorta-mitigations", "no_p2p"]
@@ -140,7 +140,7 @@ def test_the_example_of_a_registry_file_is_valid(pytester: pytest.Pytester) -> N
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [DOCS.parent / "README.md", *DOCS.glob("*.md")]:
+    for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
@@ -163,13 +163,13 @@ def test_pictures_of_the_columns_are_current() -> None:
     script = runpy.run_path(str(DOCS / "img" / "draw_columns.py"))
     drawn = {path.name: path.read_text() for path in (DOCS / "img" / "columns").iterdir()}
     assert drawn == script["pictures"](), "python docs/img/draw_columns.py"
-    shown = re.findall(r"!\[[^]]*\]\(img/columns/(\w+\.svg)\)", (DOCS / "table.md").read_text())
+    shown = re.findall(r"!\[[^]]*\]\(../img/columns/(\w+\.svg)\)", (DOCS / "guides" / "table.md").read_text())
     assert sorted(shown) == sorted(drawn)
 
 
 @pytest.mark.parametrize(
     ("page", "begins"),
-    [("row.md", "## Use cases"), ("aorta.md", "## ")],  # of row.md, not the verbs side by side
+    [("guides/row.md", "## Use cases"), ("guides/aorta.md", "## ")],  # of row.md, not the verbs side by side
 )
 def test_tests_that_a_page_names_are_there(page: str, begins: str) -> None:
     text = (DOCS / page).read_text().partition(begins)[2]
@@ -186,7 +186,7 @@ def shown_commands() -> list[str]:
     """In blocks, and those with arguments within the text; there, a name alone stands for the command as such."""
     found = []
     fenced = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    for page in [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")), *(DOCS.parent / "examples").rglob("*.md")]:
+    for page in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md")), *(DOCS.parent / "examples").rglob("*.md")]:
         text = page.read_text()
         for block in fenced.findall(text):
             found += re.findall(r"^(?:\$ )?(?:.*&& )?pytest-aorta (.*)$", block, re.MULTILINE)

@@ -76,7 +76,7 @@ class Command(Workload):
             fail_on_nonfinite: whether any value that is NaN or infinite fails the trial, as such a metric always does.
             allow_nonfinite: names of values that may be so.
             depends: files and folders whose change makes a result stale, besides those that can be found.
-            observe: none, exits or full, see docs/command.md; auto for full where a launcher starts ranks, else exits.
+            observe: none, exits or full, see docs/guides/command.md; auto: full with a launcher, else exits.
             stdin: a file that is its standard input; none by default.
             unbuffered: whether Python programs write their output at once (``PYTHONUNBUFFERED``), unless that variable
                 is set.

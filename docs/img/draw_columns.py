@@ -1,4 +1,4 @@
-"""The pictures of docs/table.md: ``python docs/img/draw_columns.py`` draws them again.
+"""The pictures of docs/guides/table.md: ``python docs/img/draw_columns.py`` draws them again.
 
 Each shows the table at the end of a run, of made-up trials, with one of its columns marked.
 """

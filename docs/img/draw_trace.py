@@ -1,4 +1,4 @@
-"""The picture of docs/runtime.md: ``python docs/img/draw_trace.py`` runs a small graph, and draws its trace."""
+"""The picture in docs/explanation/runtime.md: ``python docs/img/draw_trace.py`` draws the trace of a small graph."""
 
 from __future__ import annotations
 

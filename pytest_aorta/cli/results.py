@@ -138,7 +138,7 @@ def _check_conditions(ctx: click.Context, parameter: click.Parameter, values: tu
 @click.command("compare")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object; docs/compare.md has its keys.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; docs/guides/compare.md has its keys.")
 @click.option(
     "--fail-on",
     multiple=True,

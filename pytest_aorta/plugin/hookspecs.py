@@ -1,4 +1,4 @@
-"""Hooks that other plugins implement. docs/hooks.md shows one of each.
+"""Hooks that other plugins implement. docs/reference/hooks.md shows one of each.
 
 Each is called in the process that runs the trials: with ``pytest -n``, in the worker, but for ``pytest_aorta_verdict``
 and ``pytest_aorta_report_section``, which are called once, where the table is made.

@@ -29,7 +29,7 @@ SCHEMA_VERSION = "1.2"
 
 @dataclass(frozen=True)
 class EnvSnapshot:
-    """What a trial's own process saw of its machine, its software and its variables; docs/probe.md has every fact.
+    """What a trial's own process saw of its machine, software and variables; docs/reference/probe.md has every fact.
 
     ``None`` stands for a fact that does not exist there (no container, no branch) and for one that could not be found
     out; only the second makes the snapshot ``partial`` and has a line ``probe: Type: message`` in ``partial_reasons``.

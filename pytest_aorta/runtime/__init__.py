@@ -1,6 +1,7 @@
 """A hierarchy of workers that run graphs of tasks; it knows neither trials nor pytest.
 
-``Worker(3, num_sub_workers=4)`` is this host with four processes; ``Worker(4)`` a group of hosts. See docs/runtime.md.
+``Worker(3, num_sub_workers=4)`` is this host with four processes; ``Worker(4)`` a group of hosts; see
+docs/explanation/runtime.md.
 """
 
 from __future__ import annotations

@@ -353,7 +353,7 @@ def _match_cells(a: Side, b: Side) -> tuple[dict[CellKey, CellKey], bool]:
 
 
 def comparison_data(comparison: RunComparison) -> dict[str, Any]:
-    """The comparison as strict JSON data; ``docs/compare.md`` has the keys. Rates are fractions, step times in ms."""
+    """The comparison as strict JSON data, see ``docs/guides/compare.md``. Rates are fractions, step times in ms."""
 
     def side(of: Side) -> dict[str, Any]:
         return {

@@ -2,7 +2,7 @@
 
 A *start* is a process from which trials are forked, or a trial that was a process of its own. Trials of one start share
 its hash seed, its addresses and the draws of its imports; any of these may make all of them fail or pass. So tests
-between cells use the start as their unit, not the trial. ``docs/statistics.md`` has the rules with their formulas.
+between cells use the start as their unit, not the trial. ``docs/explanation/statistics.md`` has the formulas.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A variable acts if its values differ within combinations of all others. Failures *need* two variables if more fail with
 both than with either one together, p11 > p10 + p01: two independent causes cannot do that (VanderWeele & Robins 2008,
 "Empirical and counterfactual conditions for sufficient cause interactions"). An interaction of log odds would not do:
-0, 0 and 0 failures beside 15 are compatible with none. ``docs/statistics.md`` has the rules.
+0, 0 and 0 failures beside 15 are compatible with none. ``docs/explanation/statistics.md`` has the rules.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class RunState:
 
 
 def matrix_json(table: Table, state: RunState) -> str:
-    """Strict JSON, one line per cell; ``docs/table.md`` has the keys."""
+    """Strict JSON, one line per cell; ``docs/guides/table.md`` has the keys."""
     settings = table.settings
     head = {
         "schema_version": SCHEMA_VERSION,

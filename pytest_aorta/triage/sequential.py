@@ -12,11 +12,11 @@ contingency tables and beyond" (arXiv 2203.09785):
     p_a1(y_a) p_b1(y_b) / (p_a0(y_a) p_b0(y_b))
 
 with an alternative (a1, b1): the posterior mean of both rates given the earlier pairs, under a prior that is restricted
-to rates that the null excludes (``docs/statistics.md`` says why); and (a0, b0): the pair of rates within the null that
-is nearest to it (Kullback-Leibler). The capital is the product over the pairs. For *every* pair of rates within the
-null it is fair or worse. Proof: at rates (a, b) its expected value is f(a) g(b) with affine f and g, both 1 at (a0,
-b0); log f + log g is concave, and since (a0, b0) is the nearest point of a convex set, it does not rise from there in
-any direction into the null. This also holds while rates drift, as long as they stay within the null.
+to rates that the null excludes (``docs/explanation/statistics.md`` says why); and (a0, b0): the pair of rates within
+the null that is nearest to it (Kullback-Leibler). The capital is the product over the pairs. For *every* pair of rates
+within the null it is fair or worse. Proof: at rates (a, b) its expected value is f(a) g(b) with affine f and g, both 1
+at (a0, b0); log f + log g is concave, and since (a0, b0) is the nearest point of a convex set, it does not rise from
+there in any direction into the null. This also holds while rates drift, as long as they stay within the null.
 
 Trials that share a start are not independent. Then a pair is one start of each side, and an observation is the share of
 its trials that failed. The bet is the mean of the bets on all pairs of a trial of one start and a trial of the other.

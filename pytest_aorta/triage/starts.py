@@ -210,7 +210,7 @@ class Divergence:
             yield f"  trial {name}: first in {place.text(ranks)}"
 
     def to_plain(self) -> dict[str, Any]:
-        """For ``matrix.json``; ``docs/divergence.md`` has the keys."""
+        """For ``matrix.json``; ``docs/guides/divergence.md`` has the keys."""
         workload, cell, compared_with = self.names
         return {
             "workload": workload,

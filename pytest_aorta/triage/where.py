@@ -190,8 +190,8 @@ def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associ
     most ``ASSOCIATION_LEVEL`` of the tables have any association.
 
     Devices are compared within their host, slots within host and devices, jobs within host, so that each says something
-    that the wider place does not. Trials that do not count, and unknown values, are left out. ``docs/statistics.md``
-    has the tests.
+    that the wider place does not. Trials that do not count, and unknown values, are left out.
+    ``docs/explanation/statistics.md`` has the tests.
     """
     trials = _in_order(cells)
     places = [*_places(trials, differ), *_first_trials(trials)]

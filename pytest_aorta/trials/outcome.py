@@ -168,7 +168,7 @@ class Observation:
 
 
 def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
-    """Exit status and failure, by the table of docs/results.md."""
+    """Exit status and failure, by the table of docs/reference/results.md."""
     result, of_rank, failures = seen.result, seen.rank_failure, seen.failures
     if result is None and seen.lost is not None:
         return "infrastructure_failed", seen.lost

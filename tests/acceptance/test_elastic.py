@@ -346,7 +346,7 @@ def test_every_state_can_be_recorded() -> None:
 
 
 def test_every_row_of_the_documentation_names_a_test() -> None:
-    docs = Path(__file__).parents[2] / "docs" / "distributed.md"
+    docs = Path(__file__).parents[2] / "docs" / "guides" / "distributed.md"
     named = set(re.findall(r"\| `(test_\w+)` \|$", docs.read_text(), re.MULTILINE))
     sources = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
     assert named

@@ -92,7 +92,7 @@ def test_the_tutorial_leads_from_a_flaky_script_to_a_mitigation(stage: Stage) ->
     shutil.copy(EXAMPLES / "flaky" / "train.py", stage.path)
     # The script fails by chance, and of twenty tables of independent trials one looks as if failures came in runs.
     for _ in range(4):
-        once, measured, compared, replayed, report, markdown = _run_page(stage, "tutorial.md")
+        once, measured, compared, replayed, report, markdown = _run_page(stage, "start/tutorial.md")
         if "come in runs" not in text(compared):
             break
     found = counts(compared)
@@ -107,7 +107,9 @@ def test_the_tutorial_leads_from_a_flaky_script_to_a_mitigation(stage: Stage) ->
     assert (stage.path / "report.html").stat().st_size > 10_000
     assert "OMP_NUM_THREADS=1 fixes it" in markdown.stdout.str()
 
-    source = re.findall(r"^```python\n(.*?)^```$", (DOCS / "command.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+    source = re.findall(
+        r"^```python\n(.*?)^```$", (DOCS / "guides" / "command.md").read_text(), re.MULTILINE | re.DOTALL
+    )[0]
     stage.write_file("nightly.py", source)
     script = stage.command(sys.executable, "nightly.py", env=OWN)
     assert script.outlines == ["ok 0.0"] * 4
@@ -121,7 +123,7 @@ def test_a_flaky_nan_is_followed_down_to_the_operator(stage: Stage) -> None:
     decided = source.replace("random.Random()", "random.Random(int(os.environ['AORTA_TRIAL']))")
     assert decided != source
     stage.write_file("train.py", decided)
-    bad, shown, differing, report, fixed = _run_page(stage, "localize.md")
+    bad, shown, differing, report, fixed = _run_page(stage, "guides/localize.md")
     bad.stdout.fnmatch_lines(
         ["*of 8: numerics: first non-finite tensor: steps *, forward, scale output, 512 of 512 *inputs were finite"]
     )
@@ -130,7 +132,7 @@ def test_a_flaky_nan_is_followed_down_to_the_operator(stage: Stage) -> None:
     assert "first in step 5, the output of `scale`" in text
     line = 1 + source.splitlines().index("        return x / largest")
     assert f"of input 1 of aten.div.Tensor in `scale` (train.py:{line}), which none of the recorded" in text
-    assert f"(train.py:{line})" in (DOCS / "localize.md").read_text()
+    assert f"(train.py:{line})" in (DOCS / "guides" / "localize.md").read_text()
     assert report.ret == 0
     page = (stage.path / "report.html").read_text().partition('<h2 id="starts"')[2].partition("</section>")[0]
     assert re.search(r'<tr class="first"><th scope="row"><bdi>scale output', page)
@@ -147,7 +149,7 @@ def _run_page(stage: Stage, name: str) -> list[pytest.RunResult]:
 @pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is nothing that could differ")
 def test_runs_end_as_their_page_shows(stage: Stage) -> None:
-    page = (DOCS / "ending.md").read_text()
+    page = (DOCS / "guides" / "ending.md").read_text()
     commands = [shlex.split(it)[1:] for it in re.findall(r"^```\n(pytest(?:-aorta)? .*)\n```$", page, re.MULTILINE)]
     until_decided, for_so_long, with_gates, minimize = commands
     shown = re.findall(r"^```text\n(.*?)```$", page, re.MULTILINE | re.DOTALL)

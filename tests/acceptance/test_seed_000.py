@@ -7,7 +7,7 @@ Names, the order of variables, and how trials fail are shown in ``tests/plugin``
 "Exits non-zero" is pytest's exit code 4 (usage) for what prevents every trial, and 1 when trials failed. Bare
 ``aorta run`` refuses a distributed workload; here it starts the ranks itself, and the refusal holds where pytest is a
 rank already (``torchrun``, or ``--aorta-launcher external``). A ``venv`` or a ``launcher`` is acted on
-(``test_environments.py``); docker images and ROCm versions are labels. docs/aorta.md has all differences.
+(``test_environments.py``); docker images and ROCm versions are labels. docs/guides/aorta.md has all differences.
 """
 
 from __future__ import annotations

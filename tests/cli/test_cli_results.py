@@ -101,7 +101,7 @@ def test_the_json_has_the_keys_that_the_docs_promise(runs: Path) -> None:
         "a": [{"value": "2.12.0", "trials": 40}],
         "b": [{"value": "2.13.0", "trials": 40}],
     }
-    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "compare.md").read_text()
     missing = [key for key in keys_of(found) if f"`{key}`" not in page]
     assert missing == []
 

@@ -1,7 +1,7 @@
 """The cases of Row's own command line tests, as a table: what is done before, the command, and what it writes.
 
-Row's commands are on the left of ``docs/row.md``. A line with a number of columns has two more than Row's: what has
-failed, and what is stale.
+Row's commands are on the left of ``docs/guides/row.md``. A line with a number of columns has two more than Row's: what
+has failed, and what is stale.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ print('went on')
 
 @pytest.mark.slow
 def test_the_example_runs_beside_a_collector_that_raises_and_writes_too_much(stage: Stage) -> None:
-    page = (ROOT / "docs/collectors.md").read_text()
+    page = (ROOT / "docs/guides/collectors.md").read_text()
     for name, source in re.findall(r"```python\n# (\w+)\.py\n(.*?)```", page, re.DOTALL):
         stage.write(**{name: source})
     stage.write(train=TRAIN, raises_in_rank=RAISES)

@@ -77,7 +77,7 @@ def test_statistics_have_a_tolerance_that_no_nan_passes() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is one thread")
 def test_sums_by_threads_are_found_down_to_the_operator(stage: Stage) -> None:
-    """The first example of the documentation; the tests of ``docs/localize.md`` follow a race within a cell."""
+    """The first example of the documentation; the tests of ``docs/guides/localize.md`` follow a race within a cell."""
     result = stage.run_here(
         *("--aorta-workload=determinism", "--aorta-steps=1", "-n2", "--aorta-collect=divergence"),
         *("--aorta-mitigations=omp_1", "--aorta-mitigations=OMP_NUM_THREADS=2"),

@@ -1,7 +1,7 @@
 """Trials count in ``pytest --cov``, however they are run: the lines covered are those of a plain script.
 
 Slow, and in need of a package index: `pytest tests/downstream/test_coverage.py -m downstream`. The environment has this
-environment's packages, and in addition pytest-cov; see docs/coverage.md.
+environment's packages, and in addition pytest-cov; see docs/guides/coverage.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from support.pip_environments import environment_beside_this_run, run_module
 
 pytestmark = pytest.mark.downstream
 
-#: What docs/coverage.md recommends.
+#: What docs/guides/coverage.md recommends.
 CONFIGURATION = '[tool.coverage.run]\npatch = ["subprocess", "_exit", "fork"]\n'
 
 LIBRARY = """

@@ -1,4 +1,4 @@
-"""Every row of docs/plugins.md: trials beside another plugin, in an environment that has them all.
+"""Every row of docs/guides/plugins.md: trials beside another plugin, in an environment that has them all.
 
 Slow, and in need of a package index: `pytest tests/downstream/test_plugins_of_others.py -m downstream`.
 """
@@ -211,7 +211,7 @@ ROWS = {
 
 
 def test_the_page_has_these_rows_and_no_others() -> None:
-    page = (ROOT / "docs" / "plugins.md").read_text()
+    page = (ROOT / "docs" / "guides" / "plugins.md").read_text()
     assert re.findall(r"^\| `([a-z-]+)`", page, re.MULTILINE) == list(ROWS)
 
 

@@ -1,4 +1,4 @@
-"""Every fault, in every phase and mode: what is recorded is what the table of docs/faults.md says.
+"""Every fault, in every phase and mode: what is recorded is what the table of docs/reference/faults.md says.
 
 A fault in ``setup()`` says nothing about the workload's bug (``infrastructure_failed``), one in ``run()`` is the bug
 (``workload_failed``), and one in ``cleanup()`` leaves the result that is there already. A hang is a ``timeout``, in
@@ -202,4 +202,4 @@ def test_every_fault_of_a_rank_that_hangs(stage: Stage, phase: str) -> None:
 
 
 def test_the_table_of_the_documentation_is_this_one() -> None:
-    assert as_markdown() in (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
+    assert as_markdown() in (Path(__file__).parents[2] / "docs" / "reference" / "faults.md").read_text()

@@ -1,4 +1,4 @@
-"""The same fault of a rank is recorded alike under every launcher, as a table of docs/distributed.md says.
+"""The same fault of a rank is recorded alike under every launcher, as a table of docs/guides/distributed.md says.
 
 The fault is rank 1's, of three. Where a launcher cannot know what the others know, ``elsewhere`` has what is said
 instead, and why.
@@ -338,4 +338,4 @@ def test_a_fault_of_a_rank_is_recorded_alike_under_every_launcher(
 
 
 def test_the_table_of_the_documentation_is_this_one() -> None:
-    assert as_markdown() in (ROOT / "docs" / "distributed.md").read_text()
+    assert as_markdown() in (ROOT / "docs" / "guides" / "distributed.md").read_text()

@@ -1,4 +1,4 @@
-"""What can only be shown on a GPU. ``pytest tests/gpu`` takes at most 8 minutes on one; docs/gpu.md says what was run.
+"""What can only be shown on a GPU. ``pytest tests/gpu`` takes at most 8 minutes; docs/guides/gpu.md says what was run.
 
 ``AORTA_GPU_SUITE=cpu`` runs on the CPU what has a way there: a look at the tests themselves, where there is no GPU.
 """

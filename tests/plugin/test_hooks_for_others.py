@@ -1,4 +1,4 @@
-"""Hooks that another distribution implements, as docs/hooks.md shows them."""
+"""Hooks that another distribution implements, as docs/reference/hooks.md shows them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage, text
 
-PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "hooks.md").read_text()
 
 _TRAINS = """
     class Trains:

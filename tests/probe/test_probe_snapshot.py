@@ -115,7 +115,7 @@ def test_what_json_cannot_hold_is_made_plain() -> None:
 
 
 def test_the_page_has_every_field_of_a_snapshot(static: StaticEnv) -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "probe.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs" / "reference" / "probe.md").read_text()
     named = set(re.findall(r"[a-z_]\w+", " ".join(re.findall(r"`([^`]+)`", docs))))
     fields = {*collect_end(), *(each.name for each in dataclasses.fields(EnvSnapshot)), *static.sections["host"]}
     assert fields - named <= {"hostname"}

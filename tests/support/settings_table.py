@@ -1,4 +1,4 @@
-"""The table of settings in a page: ``python tests/support/settings_table.py docs/options.md`` writes it."""
+"""The table of settings in a page: ``python tests/support/settings_table.py docs/reference/options.md`` writes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_aorta.settings import SETTINGS
 
-_BEGIN = "<!-- settings: python tests/support/settings_table.py docs/options.md -->\n"
+_BEGIN = "<!-- settings: python tests/support/settings_table.py docs/reference/options.md -->\n"
 _END = "<!-- end -->\n"
 
 

@@ -19,7 +19,7 @@ from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.matrix import EarlierMatrix, RunState, markdown, matrix_json
 from pytest_aorta.triage.verdicts import Table
 
-PAGE = Path(__file__).parents[2] / "docs" / "table.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "table.md"
 
 
 def parsed(table: Table, state: RunState | None = None) -> dict[str, Any]:

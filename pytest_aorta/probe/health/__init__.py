@@ -1,4 +1,4 @@
-"""Health of this host and its devices: errors, throttling, temperature, clocks. ``docs/probe.md`` says what is read.
+"""Health of this host and its devices: errors, throttling, temperature, clocks; see ``docs/reference/probe.md``.
 
 The names below are loaded on first use: the table of what events mean is read where nothing else is needed.
 """

@@ -12,7 +12,7 @@ from scipy.stats import barnard_exact
 from benchmarks.simulate_triage import main
 from benchmarks.simulated_worlds import barnard, simulate, worlds
 
-PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "statistics.md"
 WORLDS = {world.name: world for group in worlds().values() for world in group}
 
 #: One of each kind that takes little time.
