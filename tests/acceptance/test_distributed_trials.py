@@ -24,7 +24,7 @@ EXPECTED = {
 def test_each_trial_has_one_file_on_one_terminal_and_names_the_rank(stage: Stage) -> None:
     stage.copy(FAULTS)
     options = ("--aorta-trials", str(len(EXPECTED)), "--aorta-config", f"script={'.'.join(EXPECTED)}")
-    done = stage.torchrun(3, "rank_faults.py::RankFaults", *options, "--aorta-timeout", "6")
+    done = stage.torchrun(3, "rank_faults.py::RankFaults", *options, "--aorta-timeout", "12")
     stage.close()
     assert stage.files() == [f"RankFaults/trial_{index}.json" for index in range(len(EXPECTED))]
     assert (done.ret, counts(done)) == (1, {"failed": 3, "passed": 1, "errors": 1})
@@ -61,6 +61,29 @@ def test_each_trial_has_one_file_on_one_terminal_and_names_the_rank(stage: Stage
     assert (segfault["signal"], segfault["exit_code"]) == ("SIGSEGV", None)
     assert "Fatal Python error: Segmentation fault" in (folder / segfault["stderr"]).read_text()
     assert "rank_faults.py" in (folder / "trial_2.rank_1/stacks.log").read_text()
+
+
+def test_a_rank_whose_import_never_ends_is_named_and_the_others_do_not_wait_for_it(stage: Stage) -> None:
+    stage.write(
+        imports="""
+            import os, time
+            if os.environ["RANK"] == "1":
+                time.sleep(3600)
+
+            class Imports:
+                launch_mode = "distributed"
+                def __init__(self, config): pass
+                def setup(self): pass
+                def run(self): return {"passed": True}
+        """
+    )
+    done = stage.torchrun(2, "imports.py::Imports", "--aorta-trials", "2", "--aorta-timeout", "20")
+    stage.close()
+    for trial in stage.trials().values():
+        failure = trial["failure"]
+        assert (failure["rank"], failure["kind"]) == (1, "timeout"), failure
+        assert trial["phases_sec"]["launch"] < 60
+    assert counts(done) == {"errors": 2}
 
 
 def test_trials_of_fsdp_are_the_same_under_every_launcher(tmp_path: Path) -> None:

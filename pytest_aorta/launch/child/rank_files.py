@@ -157,6 +157,11 @@ def write_exit(folder: Path, rank: int, end: RankExit | None, overdue: float | N
     _append(event_log(folder, rank), {"type": "over", "exit": end and asdict(end), "overdue": overdue})
 
 
+def rank_folder(folder: Path, rank: int) -> Path:
+    """Where a rank's own pytest writes, beside the trial's ``folder``, which is that of rank 0."""
+    return folder.with_name(f"{folder.name}.rank_{rank}") if rank else folder
+
+
 def has_ended(folder: Path, rank: int) -> bool:
     """Whether the end of a rank is the last entry of its event log."""
     lines = read_log(event_log(folder, rank))

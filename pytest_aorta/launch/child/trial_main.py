@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from pytest_aorta.trials.execution import enter, take_place
 from pytest_aorta.trials.records import Event
 from pytest_aorta.trials.seeding import rank_seed
 from pytest_aorta.trials.steps import step_file
+
+#: Seconds between two looks at whether a rank that is waited for has ended; and what stands for the port then.
+_LOOK, _NONE = 1.0, "none"
 
 
 def prepare_trial(argument: WorkloadArgument) -> dict[str, Any]:
@@ -53,7 +58,8 @@ def run(payload: ChildArgument, channel: Channel) -> bool | None:
     if mode == "external":  # first of all, because another rank may make the folders of the trial
         # A rank may be far ahead of one whose last trial runs until its deadline. That wait does not count.
         send({"type": "ranks_start"})
-        agree_on_master_port(payload["trial_id"])
+        if not agree_on_master_port(payload["trial_id"], folder):
+            os._exit(1)  # the ranks that have ended say why
         send({"type": "ranks_ready"})
     take_place(payload["place"])
     if payload["cwd"] is not None:
@@ -86,19 +92,24 @@ def run(payload: ChildArgument, channel: Channel) -> bool | None:
     return payload["ends_fully"] if mode == "single" and not is_command(payload["target"]) else None
 
 
-def agree_on_master_port(trial_id: str) -> None:
+def agree_on_master_port(trial_id: str, folder: Path) -> bool:
     """Wait for the other ranks, and set ``MASTER_PORT`` to the same fresh port in all of them.
 
     torchrun gives all trials of a pytest run one store. A second ``init_process_group()`` on it would read the
     addresses that the first one left there, so rank 0 announces a free port under the trial's name instead.
     Without torchrun's store (another launcher), the given ``MASTER_PORT`` is used again and again, which works as long
     as trials follow one another.
+
+    Returns:
+        Whether all ranks are there. ``False``: one of this host has ended before, such as in a slow import.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return
+        return True
     from datetime import timedelta
 
     import torch.distributed as dist
+
+    from pytest_aorta.launch.child.rank_files import has_ended, rank_folder
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     agents = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=300))  # type: ignore[attr-defined]
@@ -107,7 +118,16 @@ def agree_on_master_port(trial_id: str) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     shared.set(f"here/{rank}", "1")
     if rank == 0:
-        shared.wait([f"here/{other}" for other in range(size)])
-        shared.set("port", str(free_port()))
-    os.environ["MASTER_PORT"] = shared.get("port").decode()
+        local = range(1, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+        give_up, here = time.monotonic() + 300, False
+        while not here and time.monotonic() < give_up:
+            if any(has_ended(rank_folder(folder, other), other) for other in local):
+                break
+            with contextlib.suppress(dist.DistStoreError):
+                shared.wait([f"here/{other}" for other in range(size)], timedelta(seconds=_LOOK))
+                here = True
+        shared.set("port", str(free_port()) if here else _NONE)
+    agreed = shared.get("port").decode()
+    os.environ["MASTER_PORT"] = agreed
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    return bool(agreed != _NONE)

@@ -26,6 +26,7 @@ from pytest_aorta.launch.child.rank_files import (
     has_ended,
     keep_evidence,
     last_attempt,
+    rank_folder,
     read_evidence,
     read_processes,
     save_collectives,
@@ -183,9 +184,8 @@ def gather_evidence(
     """
     attempt, world_size = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), int(os.environ["WORLD_SIZE"])
     trial = AttemptEvidence("external", attempt, world_size, stalled=stalled)
-    folders = {0: folder}
-    for rank in range(1, int(os.environ.get("LOCAL_WORLD_SIZE", world_size))):
-        folders[rank] = folder.with_name(f"{folder.name}.rank_{rank}")
+    here = range(int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
+    folders = {rank: rank_folder(folder, rank) for rank in here}
     waited_for = folders.keys() - {0}
     give_up = time.monotonic() + _PATIENCE
     while waited_for and time.monotonic() < give_up:
