@@ -150,10 +150,11 @@ def _run_page(stage: Stage, name: str) -> list[pytest.RunResult]:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is nothing that could differ")
 def test_runs_end_as_their_page_shows(stage: Stage) -> None:
     page = (DOCS / "guides" / "ending.md").read_text()
-    commands = [shlex.split(it)[1:] for it in re.findall(r"^```\n(pytest(?:-aorta)? .*)\n```$", page, re.MULTILINE)]
-    until_decided, for_so_long, with_gates, minimize = commands
-    shown = re.findall(r"^```text\n(.*?)```$", page, re.MULTILINE | re.DOTALL)
-    (registry,) = re.findall(r"^```json\n(.*?)```$", page, re.MULTILINE | re.DOTALL)
+    search = (DOCS / "guides" / "search.md").read_text().partition("## The smallest set that fixes")[2]
+    commands = re.findall(r"^```\n(pytest(?:-aorta)? .*)\n```$", page + search, re.MULTILINE)
+    until_decided, for_so_long, with_gates, minimize = (shlex.split(it)[1:] for it in commands)
+    shown = re.findall(r"^```text\n(.*?)```$", page + search, re.MULTILINE | re.DOTALL)
+    (registry,) = re.findall(r"^```json\n(.*?)```$", search, re.MULTILINE | re.DOTALL)
     stage.write_file("eight.json", registry)
 
     done = stage.run_here(*until_decided)
