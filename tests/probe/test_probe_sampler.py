@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -33,7 +34,11 @@ def script(stage: Stage) -> list[str]:
 
 
 def samplers(stage: Stage) -> list[psutil.Process]:
-    return [each for each in stage.processes() if "health.sampler" in " ".join(each.cmdline())]
+    found = []
+    for each in stage.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            found += [each] if "health.sampler" in " ".join(each.cmdline()) else []
+    return found
 
 
 def test_a_failed_trial_is_sampled_from_its_begin_to_its_end(stage: Stage) -> None:
