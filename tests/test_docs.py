@@ -19,8 +19,11 @@ from support.stage import Stage
 from pytest_aorta import WorkloadResult
 from pytest_aorta.cli.main import main
 from pytest_aorta.plugin.ordinary_tests import RunTrial
+from pytest_aorta.settings import SETTINGS
 
 DOCS = Path(__file__).parents[1] / "docs"
+
+FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -44,10 +47,10 @@ def test_every_field_of_a_result_and_every_keyword_of_aorta_run_has_a_row() -> N
 
 @pytest.mark.slow
 def test_the_examples_of_workloads_run(pytester: pytest.Pytester) -> None:
-    for block in blocks("guides/workloads.md", "python"):
+    for block in [*blocks("guides/workloads.md", "python"), *blocks("guides/flaky-tests.md", "python")]:
         name = block.splitlines()[0].removeprefix("# ")
         (pytester.path / name).write_text(block)
-    command, _ = blocks("guides/workloads.md", "")  # the other one has the tests of the reader
+    (command,) = blocks("guides/workloads.md", "")
     result = pytester.runpytest_subprocess(*shlex.split(command)[1:])
     result.assert_outcomes(passed=4)
     result = pytester.runpytest_subprocess("my_ranks.py", "test_repro.py", "test_train.py", "test_order.py")
@@ -67,7 +70,7 @@ def test_the_example_of_run_trials_runs(pytester: pytest.Pytester) -> None:
 @pytest.mark.slow
 def test_the_example_of_two_runs_is_compared_as_shown(stage: Stage) -> None:
     (workload,) = blocks("guides/compare.md", "python")
-    commands, shown = blocks("guides/compare.md", "")[0], blocks("guides/compare.md", "text")[0]
+    commands, shown = blocks("guides/compare.md", "")[1], blocks("guides/compare.md", "text")[0]
     stage.write(flaky=workload)
     script = commands.replace("pytest-aorta", f"{sys.executable} -m pytest_aorta")
     script = re.sub("^pytest ", f"{sys.executable} -m pytest -q ", script, flags=re.MULTILINE)
@@ -139,10 +142,28 @@ def test_the_example_of_a_registry_file_is_valid(pytester: pytest.Pytester) -> N
     result.stdout.fnmatch_lines(["aorta::gemm[[]sif-none-0[]]", "aorta::gemm[[]sqsh-none-0[]]"])
 
 
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub and the site make them: lower case, no punctuation, a hyphen for each space."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        found.add(re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-"))
+    return found
+
+
 def test_links_between_pages_lead_somewhere() -> None:
+    # The site is built of more: its generated pages have links of their own, which mkdocs checks.
+    made = {
+        f"{name}.md" for name in ("commands", "recipe-keys", "record-schema", "matrix-schema", "collectors", "python")
+    }
     for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)#?([^)]*)\)", text):
+            file = (page.parent / target).resolve() if target else page
+            if not (file.parent.name == "reference" and file.name in made):
+                assert file.exists(), f"{page.name} links to {target}"
+                assert not anchor or anchor in anchors(file), f"{page.name} links to {target}#{anchor}"
 
 
 def test_the_ways_through_the_house_name_what_is_there() -> None:
@@ -169,11 +190,11 @@ def test_pictures_of_the_columns_are_current() -> None:
 
 @pytest.mark.parametrize(
     ("page", "begins"),
-    [("guides/row.md", "## Use cases"), ("guides/aorta.md", "## ")],  # of row.md, not the verbs side by side
+    [("guides/row.md", "## What Row does"), ("guides/aorta.md", "## ")],  # of row.md, not the verbs side by side
 )
 def test_tests_that_a_page_names_are_there(page: str, begins: str) -> None:
     text = (DOCS / page).read_text().partition(begins)[2]
-    rows = re.findall(r"^\| (?!use case|cases|there|-).*\|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| (?!use case|cases|there|in Row|\||-).*\|$", text, re.MULTILINE)
     assert len(rows) > 30
     for row in rows:
         named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
@@ -185,12 +206,11 @@ def test_tests_that_a_page_names_are_there(page: str, begins: str) -> None:
 def shown_commands() -> list[str]:
     """In blocks, and those with arguments within the text; there, a name alone stands for the command as such."""
     found = []
-    fenced = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     for page in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md")), *(DOCS.parent / "examples").rglob("*.md")]:
         text = page.read_text()
-        for block in fenced.findall(text):
+        for block in FENCED.findall(text):
             found += re.findall(r"^(?:\$ )?(?:.*&& )?pytest-aorta (.*)$", block, re.MULTILINE)
-        found += re.findall(r"`pytest-aorta ([^\s`]+ [^`]+)`", fenced.sub("", text))
+        found += re.findall(r"`pytest-aorta ([^\s`]+ [^`]+)`", FENCED.sub("", text))
     assert len(found) > 30
     return found
 
@@ -206,3 +226,65 @@ def test_a_command_that_is_shown_is_taken(shown: str) -> None:
         assert found is not None, name
         command = found
     command.make_context(name, words)
+
+
+def test_a_line_of_pytest_that_is_shown_is_taken(pytestconfig: pytest.Config) -> None:
+    line = re.compile(r"^(?:\$ )?(?:.*&& |srun .*? )?pytest ((?:.*\\\n)*.*)$", re.MULTILINE)
+    shown = []
+    for page in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]:
+        text = page.read_text()
+        shown += [found for block in FENCED.findall(text) for found in line.findall(block) if "──" not in found]
+        shown += re.findall(r"`pytest (--aorta\S+ [^`]+)`", FENCED.sub("", text))
+    assert len(shown) > 50
+    for each in shown:
+        words = shlex.split(each.replace("\\\n", " "), comments=True)
+        options, unknown = pytestconfig._parser.parse_known_and_unknown_args(words)
+        assert [word for word in unknown if not word.startswith("--cov")] == [], each
+        for setting in SETTINGS:
+            given = getattr(options, setting.ini, None) or []
+            for value in given if isinstance(given, list) else [given]:
+                assert isinstance(value, str), each
+                setting.parse(value)
+
+
+#: The first pages and the guides that a reader follows step by step; the others are looked up.
+GUIDES = [
+    path
+    for path in [DOCS / "README.md", *sorted((DOCS / "start").glob("*.md")), *sorted((DOCS / "guides").glob("*.md"))]
+    if path.stem not in ("collectors", "divergence", "ending", "localize", "profiles", "search", "table")
+]
+
+#: Words by hand on these pages.
+MOST_WORDS = 16_500
+
+
+def by_hand(text: str) -> str:
+    """A page without what is code, made by a program, or the target of a link."""
+    text = re.sub(r"^```.*?^```$|^  ```.*?^  ```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<!-- (\w+): .*?-->.*?<!-- end.*?-->", "", text, flags=re.DOTALL)
+    return re.sub(r"\]\([^)]*\)", "]", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL))
+
+
+def count_words(text: str) -> int:
+    return sum(re.search(r"\w", word) is not None for word in text.split())
+
+
+def sentences(text: str) -> list[str]:
+    """Of paragraphs, items of lists and cells of tables; what is quoted as code is one word."""
+    parts = re.split(r"\n\s*\n|\n(?=\s*[-*#|] ?|\s*\d+\. )", re.sub(r"``.*?``|`[^`]*`", "code", by_hand(text)))
+    cells = [cell for part in parts for cell in (part.split("|") if part.lstrip().startswith("|") else [part])]
+    return [each for cell in cells for each in re.split(r"(?<=[.!?])\s+", " ".join(cell.split()))]
+
+
+def test_the_pages_are_short() -> None:
+    assert sum(count_words(by_hand(page.read_text())) for page in GUIDES) <= MOST_WORDS
+
+
+def test_no_sentence_is_longer_than_30_words() -> None:
+    long = {page.name: [it for it in sentences(page.read_text()) if count_words(it) > 30] for page in GUIDES}
+    assert {name: found for name, found in long.items() if found} == {}
+
+
+def test_an_example_comes_before_a_reader_has_to_scroll_twice() -> None:
+    for page in GUIDES:
+        assert page.read_text().partition("```")[0].count("\n") < 60, page.name

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.stage import Stage, counts, text
+from support.stage import Stage, counts
 
 pytestmark = pytest.mark.usefixtures("as_users_have_it")
 
@@ -90,19 +90,12 @@ def test_a_triage_of_determinism(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_the_tutorial_leads_from_a_flaky_script_to_a_mitigation(stage: Stage) -> None:
     shutil.copy(EXAMPLES / "flaky" / "train.py", stage.path)
-    # The script fails by chance, and of twenty tables of independent trials one looks as if failures came in runs.
-    for _ in range(4):
-        once, measured, compared, replayed, report, markdown = _run_page(stage, "start/tutorial.md")
-        if "come in runs" not in text(compared):
-            break
-    found = counts(compared)
-    assert found["failed"] + found["passed"] == 40
-    compared.stdout.fnmatch_lines(
-        ["  local-OMP_NUM_THREADS=1 * 0 of 20 *", "OMP_NUM_THREADS=1 fixes it: 0 of 20 failed*"]
-    )
-    once.stdout.fnmatch_lines(["command-train local-none * of 10 *"])
-    assert counts(measured).get("passed", 0) + counts(measured).get("failed", 0) == 5
-    replayed.stdout.fnmatch_lines(["*1 *in *"])
+    once, measured, compared, replayed, report, markdown = _run_page(stage, "start/tutorial.md")
+    once_shown, measured_shown, compared_shown, replayed_shown = _shown("start/tutorial.md")
+    assert _shape(_table(once)) == _shape(once_shown)
+    assert _shape(_table(measured)) == _shape(measured_shown)
+    assert _shape(_table(compared)) == _shape(compared_shown)
+    replayed.stdout.fnmatch_lines([f"{line.partition(' (')[0]}*" for line in replayed_shown.splitlines()])
     assert report.ret == 0
     assert (stage.path / "report.html").stat().st_size > 10_000
     assert "OMP_NUM_THREADS=1 fixes it" in markdown.stdout.str()
@@ -138,6 +131,23 @@ def test_a_flaky_nan_is_followed_down_to_the_operator(stage: Stage) -> None:
     assert re.search(r'<tr class="first"><th scope="row"><bdi>scale output', page)
     assert "aten.div.Tensor" in page
     fixed.stdout.fnmatch_lines(["WAIT_FOR_SCALE=1 fixes it: 0 of 10 failed, 6 of 10 without it*"])
+
+
+def _shown(name: str) -> list[str]:
+    return re.findall(r"^```text\n(.*?)^```$", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def _table(result: pytest.RunResult) -> str:
+    """From the heading of the columns to the conclusion, without what is said of the run."""
+    lines = [line for line in result.outlines if not line.startswith("    runs are slower")]  # a thread waits longer
+    lines = lines[next(i for i, line in enumerate(lines) if line.startswith("cell ")) :]
+    ends = ("earlier results", "results:", "p and verdicts", "Slower runs", "next:")
+    return "\n".join(lines[: next(i for i, line in enumerate(lines) if line.startswith(ends))])
+
+
+def _shape(text: str) -> str:
+    """The words of an output: numbers, and what is as wide as they are, vary from run to run."""
+    return " ".join(re.sub(r"[<=]? ?[\d.,:%T-]*\d[\d.,:%T-]*", "#", text).split())
 
 
 def _run_page(stage: Stage, name: str) -> list[pytest.RunResult]:
