@@ -234,7 +234,7 @@ def test_a_line_of_pytest_that_is_shown_is_taken(pytestconfig: pytest.Config) ->
     for page in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]:
         text = page.read_text()
         shown += [found for block in FENCED.findall(text) for found in line.findall(block) if "──" not in found]
-        shown += re.findall(r"`pytest (--aorta\S+ [^`]+)`", FENCED.sub("", text))
+        shown += re.findall(r"`pytest (--aorta[\w-]+[ =][^`]+)`", FENCED.sub("", text))
     assert len(shown) > 50
     for each in shown:
         words = shlex.split(each.replace("\\\n", " "), comments=True)
