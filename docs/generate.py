@@ -23,6 +23,7 @@ _HEAD = "<!-- made of the code by docs/generate.py -->\n\n"
 #: What no option says of a key of a recipe.
 _KEYS = {
     "action": "an action: `[[action]]`",
+    "default.action": "keys of all actions",
     "default": "`[default.action]`: keys that all actions have",
     "workspace": "where directories lie",
     "signatures": "names of ways to fail, each with regular expressions",
@@ -177,7 +178,14 @@ def _recipe_keys() -> str:
             assert meaning or model is not RecipeTable, name
             default = field.get_default(call_default_factory=True)
             shown = "" if isinstance(default, BaseModel) or default in (None, (), {}) else f"`{_toml(default)}`"
-            rows.append((f"`{name}`", _kind(field.annotation), shown, meaning.replace(" (repeat)", "")))
+            rows.append(
+                (
+                    f"`{name}`",
+                    "list of text" if name == "vary" else _kind(field.annotation),
+                    shown,
+                    meaning.replace(" (repeat)", ""),
+                )
+            )
         title = f"`{place}`" if place else "The file"
         text += f"## {title}\n\n" + _table("| key | takes | default | |", iter(rows))
     return text
