@@ -90,7 +90,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=_HEAD + text))
-    for path in [ROOT / "CONTRIBUTING.md", *_examples()]:
+    for path in [ROOT / "CONTRIBUTING.md", ROOT / "tests" / "workflow" / "features_of_row.md", *_examples()]:
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
         if path.suffix == ".md" and name not in str(config.nav):
@@ -101,7 +101,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """A page that links out of docs/ finds the file below it in the site, and the other way round."""
     levels = page.file.src_uri.count("/")
-    if page.file.src_uri.startswith(("examples/", "CONTRIBUTING")):
+    if page.file.src_uri.startswith(("examples/", "tests/", "CONTRIBUTING")):
         return re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)
     return markdown.replace(f"]({'../' * (levels + 1)}", f"]({'../' * levels}")
 

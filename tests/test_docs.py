@@ -190,12 +190,12 @@ def test_pictures_of_the_columns_are_current() -> None:
 
 @pytest.mark.parametrize(
     ("page", "begins"),
-    [("guides/row.md", "## What Row does"), ("guides/aorta.md", "## ")],  # of row.md, not the verbs side by side
+    [("guides/row.md", "## Row 0.4"), ("guides/aorta.md", "## ")],  # of row.md, not the verbs side by side
 )
 def test_tests_that_a_page_names_are_there(page: str, begins: str) -> None:
     text = (DOCS / page).read_text().partition(begins)[2]
-    rows = re.findall(r"^\| (?!use case|cases|there|in Row|\||-).*\|$", text, re.MULTILINE)
-    assert len(rows) > 30
+    rows = re.findall(r"^\| (?!use case|there|-).*\|$", text, re.MULTILINE)
+    assert len(rows) > 10
     for row in rows:
         named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
         assert named or row.endswith("| none |"), f"no test: {row}"
@@ -253,12 +253,12 @@ GUIDES = [
     if path.stem not in ("collectors", "divergence", "ending", "localize", "profiles", "search", "table")
 ]
 
-#: Words by hand on these pages.
-MOST_WORDS = 16_500
+#: Words by hand on all pages.
+MOST_WORDS = 28_500
 
 
 def by_hand(text: str) -> str:
-    """A page without what is code, made by a program, or the target of a link."""
+    """A page without code, what a program has made, and the targets of links; code within a line is kept."""
     text = re.sub(r"^```.*?^```$|^  ```.*?^  ```$", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"<!-- (\w+): .*?-->.*?<!-- end.*?-->", "", text, flags=re.DOTALL)
     return re.sub(r"\]\([^)]*\)", "]", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL))
@@ -276,7 +276,8 @@ def sentences(text: str) -> list[str]:
 
 
 def test_the_pages_are_short() -> None:
-    assert sum(count_words(by_hand(page.read_text())) for page in GUIDES) <= MOST_WORDS
+    pages = {page: re.sub(r"``.*?``|`[^`]*`", "", by_hand(page.read_text())) for page in DOCS.rglob("*.md")}
+    assert sum(map(count_words, pages.values())) <= MOST_WORDS
 
 
 def test_no_sentence_is_longer_than_30_words() -> None:
