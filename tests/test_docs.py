@@ -188,14 +188,10 @@ def test_pictures_of_the_columns_are_current() -> None:
     assert sorted(shown) == sorted(drawn)
 
 
-@pytest.mark.parametrize(
-    ("page", "begins"),
-    [("guides/row.md", "## Row 0.4"), ("guides/aorta.md", "## ")],  # of row.md, not the verbs side by side
-)
-def test_tests_that_a_page_names_are_there(page: str, begins: str) -> None:
-    text = (DOCS / page).read_text().partition(begins)[2]
-    rows = re.findall(r"^\| (?!use case|there|-).*\|$", text, re.MULTILINE)
-    assert len(rows) > 10
+def test_tests_that_the_page_for_users_of_aorta_names_are_there() -> None:
+    text = (DOCS / "guides" / "aorta.md").read_text()
+    rows = re.findall(r"^\| (?!there|-).*\|$", text, re.MULTILINE)
+    assert len(rows) > 30
     for row in rows:
         named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
         assert named or row.endswith("| none |"), f"no test: {row}"
@@ -254,7 +250,7 @@ GUIDES = [
 ]
 
 #: Words by hand on all pages.
-MOST_WORDS = 28_500
+MOST_WORDS = 28_100
 
 
 def by_hand(text: str) -> str:
