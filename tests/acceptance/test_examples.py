@@ -93,7 +93,8 @@ def test_the_tutorial_leads_from_a_flaky_script_to_a_mitigation(stage: Stage) ->
     once, measured, compared, replayed, report, markdown = _run_page(stage, "start/tutorial.md")
     once_shown, measured_shown, compared_shown, replayed_shown = _shown("start/tutorial.md")
     assert _shape(_table(once)) == _shape(once_shown)
-    assert _shape(_table(measured)) == _shape(measured_shown)
+    if {"passed", "failed"} <= set(counts(measured)):  # ten may all end alike
+        assert _shape(_table(measured)) == _shape(measured_shown)
     assert _shape(_table(compared)) == _shape(compared_shown)
     replayed.stdout.fnmatch_lines([f"{line.partition(' (')[0]}*" for line in replayed_shown.splitlines()])
     assert report.ret == 0
@@ -147,7 +148,8 @@ def _table(result: pytest.RunResult) -> str:
 
 def _shape(text: str) -> str:
     """The words of an output: numbers, and what is as wide as they are, vary from run to run."""
-    return " ".join(re.sub(r"[<=]? ?[\d.,:%T-]*\d[\d.,:%T-]*", "#", text).split())
+    words = " ".join(re.sub(r"[<=]? ?[\d.,:%T-]*\d[\d.,:%T-]*", "#", text).split())
+    return re.sub(r" (A fault of timing|Slower runs).*", "", words)  # one thread takes longer, which may show
 
 
 def _run_page(stage: Stage, name: str) -> list[pytest.RunResult]:
