@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.common.cache import answers_folder
 from pytest_aorta.probe import loaded as module
 from pytest_aorta.probe.collect import collect_end
 from pytest_aorta.probe.guard import Facts
@@ -45,7 +46,7 @@ def settled(search: Callable[[], Facts]) -> Facts:
 def in_libraries(paths: list[Path], names: set[str]) -> set[str]:
     """Those of the names that one of these libraries contains."""
     files = {str(path): (path.name, file_identity(str(path))) for path in paths}
-    return set(module.search(files, sorted(names), module._cache_folder() or Path(), deadline=float("inf")))
+    return set(module.search(files, sorted(names), answers_folder("variable-names") or Path(), deadline=float("inf")))
 
 
 def compiled(folder: Path, source: str, *options: str) -> Path:
