@@ -195,7 +195,7 @@ def test_collectors_are_converted_with_their_options_or_refused(folder: Path) ->
     recipe, said = converted(f"{SWEEP}{options}\n")
     rocprof = "rocprof:trace=kernel+hip:pmc=SQ_WAVES+GRBM_COUNT:stats=true"
     assert (rocprof, "numerics") in {action.table.collect for action in recipe.actions}
-    assert said == ""
+    assert "collect" not in said
     for options, why in (
         ("rocprof: {mode: x}", "rocprof has no option 'mode'"),
         ("proton: {mode: env}", "proton:mode=env: env is none of cli"),
