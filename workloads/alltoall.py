@@ -85,9 +85,11 @@ class AllToAll(RankedSoak):
             with ThreadPoolExecutor(self.config.streams) as pool:
                 return list(pool.map(torch.matmul, [left] * self.config.streams, [right] * self.config.streams))
         now, results = torch.cuda.current_stream(self.device), []
-        for stream in (torch.cuda.Stream(self.device) for _ in range(self.config.streams)):
+        streams = [torch.cuda.Stream(self.device) for _ in range(self.config.streams)]  # type: ignore[no-untyped-call]
+        for stream in streams:
             stream.wait_stream(now)
             with torch.cuda.stream(stream):
                 results.append(left @ right)
+        for stream in streams:
             now.wait_stream(stream)
         return results
