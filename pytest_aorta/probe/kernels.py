@@ -8,7 +8,9 @@ at a time: what has been read is kept in the user's cache under the identity of 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
+import importlib.util
 import os
 import re
 import struct
@@ -20,7 +22,7 @@ from functools import partial
 
 from pytest_aorta.common.cache import answers_folder, kept
 from pytest_aorta.probe.guard import Facts, Guard, printable
-from pytest_aorta.probe.loaded import Identity, OutOfTime, file_identity, file_of
+from pytest_aorta.probe.loaded import Identity, OutOfTime, file_identity, file_of, is_relevant
 
 #: Seconds that a process may read content.
 PATIENCE = 1.0
@@ -128,6 +130,15 @@ def kernels(libraries: Sequence[str], guard: Guard, seconds: float = PATIENCE) -
                 databases[jit.name] = found
     _noted = [*libraries], aiter is not None, {"builds": builds, "databases": databases}
     return _noted[2]
+
+
+def installed_libraries() -> list[str]:
+    """Paths of those that torch brings along, and of ROCm's, for a process that has loaded none of them."""
+    torch = importlib.util.find_spec("torch")
+    places = [os.path.join(each, "lib") for each in (torch.submodule_search_locations or ())] if torch else []
+    places.append(os.path.join(os.environ.get("ROCM_PATH") or "/opt/rocm", "lib"))
+    paths = {os.path.realpath(path): None for place in places for path in sorted(glob.glob(f"{place}/*.so*"))}
+    return [path for path in paths if is_relevant(path)]
 
 
 #: The folder of a wheel in the path of a library.

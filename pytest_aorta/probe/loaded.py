@@ -96,7 +96,7 @@ def libraries() -> Facts:
     mapped = _mapped()
     facts: Facts = {"count": len(mapped), "relevant": [], "replaced": []}
     for path, gone in mapped.items():
-        if _RELEVANT.match(os.path.basename(path)):
+        if is_relevant(path):
             facts["relevant"].append(printable(path))
         if gone:
             facts["replaced"].append(printable(path))
@@ -104,6 +104,10 @@ def libraries() -> Facts:
         folders = sorted(set(map(os.path.dirname, mapped)))
         _noted = folders, _changes(folders), facts
     return facts
+
+
+def is_relevant(path: str) -> bool:
+    return _RELEVANT.match(os.path.basename(path)) is not None
 
 
 def file_identity(path: str) -> Identity:
