@@ -366,6 +366,7 @@ BUILTIN_COLLECTORS: Final = {
     "nsys": "pytest_aorta.collectors.machine:Nsys",
     "numerics": "pytest_aorta.collectors.numerics:Numerics",
     "profile": "pytest_aorta.collectors.machine:Profile",
+    "proton": "pytest_aorta.collectors.machine:Proton",
     "rocprof": "pytest_aorta.collectors.machine:Rocprof",
 }
 

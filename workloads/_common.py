@@ -9,17 +9,17 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, BeforeValidator, Field, NonNegativeFloat, PositiveInt
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn import functional
 
-from pytest_aorta.trials.workload import Workload, WorkloadResult
+from pytest_aorta.trials.workload import LaunchMode, Workload, WorkloadResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,6 +111,41 @@ class Soak(Workload):
     @classmethod
     def aorta_description(cls, config: SoakConfig) -> dict[str, Any]:
         return {"timeout_sec": (cls.timeout_sec or 300.0) + config.duration}
+
+
+class RankedSoakConfig(SoakConfig, frozen=True):
+    """The same of those with several ranks."""
+
+    device: DeviceName = Field(default="auto", description="auto is a GPU per rank if there are enough of them")
+    collective_timeout_sec: PositiveFloat = Field(default=60.0, description="seconds that a collective may take")
+
+
+class RankedSoak(Soak):
+    """One with several ranks, whose first one says whether all go on: clocks differ."""
+
+    config: RankedSoakConfig
+    launch_mode: ClassVar[LaunchMode] = "distributed"
+    min_world_size: ClassVar[int] = 2
+    timeout_sec: ClassVar[float | None] = 300.0
+    _asked = 0
+
+    def setup(self) -> None:
+        self.device = choose_device(self.config.device)
+        self.ranks = join_process_group(self.device, self.config.collective_timeout_sec)
+
+    def cleanup(self) -> None:
+        leave_process_group()
+
+    def together(self, mine: bool) -> bool:
+        """Whether all go on, as the first rank would; by way of the store, as collectives may be at fault."""
+        if not self.config.duration:
+            return mine
+        self._asked += 1
+        if self.ranks.rank == 0:
+            self.ranks.store.set(f"goes on/{self._asked}", str(int(mine)))
+            if self._asked > 2:  # all have read it: they have come through a step since
+                self.ranks.store.delete_key(f"goes on/{self._asked - 2}")
+        return self.ranks.store.get(f"goes on/{self._asked}") == b"1"
 
 
 def free_memory(device: torch.device) -> int:

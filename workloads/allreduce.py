@@ -6,28 +6,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from pytest_aorta.trials.workload import LaunchMode, Workload, WorkloadResult
+from pytest_aorta.trials.workload import WorkloadResult
 
-from ._common import (
-    CommaSeparated,
-    DeviceName,
-    Failures,
-    Ranks,
-    StepLoop,
-    Stopwatch,
-    choose_device,
-    dtype_of,
-    gamma,
-    join_process_group,
-    leave_process_group,
-)
+from ._common import CommaSeparated, Failures, RankedSoak, RankedSoakConfig, Ranks, StepLoop, Stopwatch, dtype_of, gamma
 
 DtypeName = Literal["float32", "float64", "bfloat16", "float16", "int32", "int64", "int8", "uint8"]
 
@@ -39,7 +27,7 @@ UNSUPPORTED = re.compile(
 """Errors of backends that do not have a type or an operation; any other error is a failure."""
 
 
-class AllReduce(Workload):
+class AllReduce(RankedSoak):
     """All collectives of the backend, in many types and sizes, checked element by element.
 
     The input of every rank is a function of the rank and the element's index, in small integers, so that every rank
@@ -55,7 +43,7 @@ class AllReduce(Workload):
     ``collective``, ``dtype``, ``reason``), ``unsupported_count``, ``world_size``, ``backend``, ``device``.
     """
 
-    class Config(BaseModel, extra="forbid", frozen=True):
+    class Config(RankedSoakConfig, frozen=True):
         steps: PositiveInt = Field(default=1, description="passes over all sizes, collectives and types")
         sizes: Annotated[tuple[PositiveInt, ...], CommaSeparated] = Field(
             default=(1, 1000, 65_537), min_length=1, description="elements per rank; as text: 1,1000,65537"
@@ -65,17 +53,8 @@ class AllReduce(Workload):
             min_length=1,
             description="types of the elements",
         )
-        device: DeviceName = Field(default="auto", description="auto is a GPU per rank if there are enough of them")
-        collective_timeout_sec: PositiveFloat = Field(default=60.0, description="seconds that a collective may take")
 
     config: AllReduce.Config
-    launch_mode: ClassVar[LaunchMode] = "distributed"
-    min_world_size: ClassVar[int] = 2
-    timeout_sec: ClassVar[float | None] = 300.0
-
-    def setup(self) -> None:
-        self.device = choose_device(self.config.device)
-        self.ranks = join_process_group(self.device, self.config.collective_timeout_sec)
 
     def run(self) -> WorkloadResult:
         config, ranks = self.config, self.ranks
@@ -83,15 +62,15 @@ class AllReduce(Workload):
         unsupported: dict[tuple[str, DtypeName], str] = {}
         checks = 0
         try:
-            for step, watch in run.steps():
+            for step, watch in run.steps(self.together):
                 for size in config.sizes:
                     checks += self._pass(step, size, watch, run.failures, unsupported)
                 checks += self._barrier(step, watch, run.failures)
         except CollectiveError:
             pass  # noted; the ranks are out of step, so that all that follows would be meaningless
         else:
-            if checks == config.steps:  # the barriers alone
-                run.failures.add(config.steps - 1, kind="nothing_checked", rank=ranks.rank)
+            if checks == len(run.step_times):  # the barriers alone
+                run.failures.add(checks - 1, kind="nothing_checked", rank=ranks.rank)
         run.failures = ranks.share(max(len(run.step_times) - 1, 0), run.failures)
         return run.result(
             checks=checks,
@@ -104,9 +83,6 @@ class AllReduce(Workload):
             backend=ranks.backend,
             device=str(self.device),
         )
-
-    def cleanup(self) -> None:
-        leave_process_group()
 
     def _pass(
         self,

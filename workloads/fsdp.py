@@ -8,27 +8,26 @@ import math
 import sysconfig
 from pathlib import Path
 from statistics import fmean
-from typing import ClassVar
 
 import torch
 import torch._dynamo  # fully_shard and the optimizer import it: half a second once here, or in every trial's setup()
 import torch.distributed as dist
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from pytest_aorta.trials.workload import LaunchMode, Workload, WorkloadResult
+from pytest_aorta.trials.workload import WorkloadResult
 
-from ._common import DeviceName, Failures, StepLoop, choose_device, join_process_group, leave_process_group
+from ._common import Failures, RankedSoak, RankedSoakConfig, StepLoop
 
 VOCABULARY = 256
 """The model reads and predicts bytes."""
 
 
-class Fsdp(Workload):
+class Fsdp(RankedSoak):
     """FSDP2 training of a byte-level transformer on the sources of the Python standard library.
 
     Every block and the whole model are sharded with ``fully_shard`` over all ranks; gloo on CPUs, nccl (RCCL on
@@ -48,7 +47,7 @@ class Fsdp(Workload):
     the version of Python, and losses can be compared only where it is the same).
     """
 
-    class Config(BaseModel, extra="forbid", frozen=True):
+    class Config(RankedSoakConfig, frozen=True):
         steps: int = Field(default=20, ge=2, description="optimizer steps; at least two, since the loss has to fall")
         batch_size: PositiveInt = Field(default=4, description="sequences per rank and step")
         sequence_length: PositiveInt = Field(default=64, description="bytes that are predicted per sequence")
@@ -60,8 +59,6 @@ class Fsdp(Workload):
         min_loss_drop: float = Field(default=0.05, ge=0, description="nats per byte by which the loss has to fall")
         corpus_bytes: PositiveInt = Field(default=262_144, description="bytes of source text to train on, at most")
         seed: int = Field(default=0, description="seed of the weights and of the choice of sequences")
-        device: DeviceName = Field(default="auto", description="auto is a GPU per rank if there are enough of them")
-        collective_timeout_sec: PositiveFloat = Field(default=60.0, description="seconds that a collective may take")
 
         @model_validator(mode="after")
         def _check(self) -> Fsdp.Config:
@@ -75,14 +72,10 @@ class Fsdp(Workload):
             return self
 
     config: Fsdp.Config
-    launch_mode: ClassVar[LaunchMode] = "distributed"
-    min_world_size: ClassVar[int] = 2
-    timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
+        super().setup()
         config = self.config
-        self.device = choose_device(config.device)
-        self.ranks = join_process_group(self.device, config.collective_timeout_sec)
         self.corpus = read_corpus(config.corpus_bytes)
         self.model = build_model(config).to(self.device)
         mesh = init_device_mesh(self.device.type, (self.ranks.world_size,))
@@ -100,7 +93,7 @@ class Fsdp(Workload):
         grad_norms: list[float] = []
         generator = torch.Generator().manual_seed(config.seed)
         mine = slice(ranks.rank * config.batch_size, (ranks.rank + 1) * config.batch_size)
-        for step, watch in run.steps():
+        for step, watch in run.steps(self.together):
             sequences = draw_batch(self.corpus, config, ranks.world_size, generator)[mine].to(self.device)
             with watch.running():
                 loss = self._loss(sequences)
@@ -120,9 +113,9 @@ class Fsdp(Workload):
             if not math.isfinite(grad_norm) and ranks.rank == 0:
                 failures.add(step, kind="non_finite_gradient", grad_norm=grad_norm)
         self._check_loss_falls(losses, failures)
-        checksum = self._check_weights_agree(failures)
-        run.failures = ranks.share(config.steps - 1, failures)
-        tokens = config.steps * ranks.world_size * config.batch_size * config.sequence_length
+        checksum = self._check_weights_agree(len(losses) - 1, failures)
+        run.failures = ranks.share(len(losses) - 1, failures)
+        tokens = len(losses) * ranks.world_size * config.batch_size * config.sequence_length
         return run.result(
             losses=losses,
             loss_first=losses[0],
@@ -136,9 +129,6 @@ class Fsdp(Workload):
             device=str(self.device),
             corpus_sha256=hashlib.sha256(bytes(self.corpus.tolist())).hexdigest(),
         )
-
-    def cleanup(self) -> None:
-        leave_process_group()
 
     def _loss(self, sequences: Tensor) -> Tensor:
         return next_byte_loss(self.model, sequences)
@@ -162,7 +152,7 @@ class Fsdp(Workload):
                 min_loss_drop=self.config.min_loss_drop,
             )
 
-    def _check_weights_agree(self, failures: Failures) -> str:
+    def _check_weights_agree(self, step: int, failures: Failures) -> str:
         """Compare the weights that the ranks have gathered; returns their SHA-256 on this rank."""
         digest = _digest(self._full_weights())
         mine = torch.tensor(list(digest), dtype=torch.uint8, device=self.device)
@@ -171,7 +161,7 @@ class Fsdp(Workload):
         of_rank_0 = bytes(gathered[0].tolist())
         if digest != of_rank_0:
             failures.add(
-                self.config.steps - 1,
+                step,
                 kind="weights_disagree",
                 rank=self.ranks.rank,
                 checksum=digest.hex(),

@@ -33,6 +33,9 @@ Entry = dict[str, Any]
 #: Longest value in the table.
 _LONGEST = 100
 
+#: Seconds for the content of databases of kernels; what is read until then is kept for the next call.
+_PATIENCE = 10.0
+
 
 @click.command("list")
 @click.argument("kinds", nargs=-1, type=click.Choice(KINDS), metavar="[KIND]...")
@@ -173,19 +176,25 @@ def _row(entry: Entry) -> Sequence[str]:
 @click.option("--all", "with_all", is_flag=True, help="Values of all variables, but for those that may be secrets.")
 def env(as_json: bool, files: tuple[Path, Path] | None, with_all: bool) -> None:
     """Secrets are not shown. torch is not imported, so its versions of CUDA and NCCL, and its threads, are in trial
-    files only. --diff reads only the two sides.
+    files only. Builds and databases of kernels are those of the installed torch and ROCm, not of what a trial loads.
+    --diff reads only the two sides.
     """
     if files is not None:
         _diff(*files, as_json=as_json)
         return
     from pytest_aorta.probe.collect import collect_env, collect_static
-    from pytest_aorta.probe.environment_facts import INSTALLED, facts_of_section, sections
+    from pytest_aorta.probe.environment_facts import INSTALLED, KERNELS, facts_of_section, sections
+    from pytest_aorta.probe.guard import Guard
+    from pytest_aorta.probe.kernels import installed_libraries, kernels
     from pytest_aorta.probe.software import package_list
-    from pytest_aorta.probe.variables import values_to_share
+    from pytest_aorta.probe.variables import DIGEST, values_to_share
 
     static = collect_static(Path.cwd())
     shared = values_to_share(os.environ) if with_all else ()
+    guard = Guard()
     snapshot = {**collect_env(static, shared).to_dict(), INSTALLED: package_list(static.installed)}
+    snapshot["end"] = {"kernels": kernels(installed_libraries(), guard, _PATIENCE)}
+    snapshot["partial_reasons"] += guard.reasons
     if as_json:
         click.echo(json.dumps(snapshot, indent=1))
         return
@@ -195,6 +204,8 @@ def env(as_json: bool, files: tuple[Path, Path] | None, with_all: bool) -> None:
             click.echo()
         click.echo(click.style(section, bold=True))
         rows = [(fact.name, value if isinstance(value, str) else " ".join(value)) for fact, value in sorted(facts)]
+        if section == KERNELS:
+            rows = [(name, text.removeprefix(DIGEST)) for name, text in rows]
         cut = [(name, text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...") for name, text in rows]
         for line in columns(cut):
             click.echo(f"  {line}")

@@ -1,4 +1,4 @@
-"""What trials use of the machine: time (``profile``, ``rocprof``, ``nsys``, ``amd_log``), ``memory``; where they crash.
+"""What trials use of the machine: time (``profile``, ``rocprof``, ``nsys``, ...), ``memory``; where they crash.
 
 None of the tools of vendors sets a variable that chooses devices, or one of another vendor.
 """
@@ -9,9 +9,12 @@ import contextlib
 import csv
 import json
 import math
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -177,7 +180,7 @@ class Profile(Collector):
         "skip": (3, "steps before the window"),
         "steps": (5, "steps of the window"),
     }
-    excludes = frozenset({"rocprof", "nsys"})
+    excludes = frozenset({"rocprof", "nsys", "proton"})
     in_process = _IN_PROCESS / "profile.py"
 
     def __init__(self, given: Mapping[str, Value]) -> None:
@@ -222,55 +225,211 @@ class Profile(Collector):
 _KERNELS = 100
 
 
+def _words(text: object) -> list[str]:
+    """``kernel+hip``, as a comma begins another collector; commas and blanks do as well where they come in a recipe."""
+    return re.split(r"[+,\s]+", str(text).strip("+, ")) if str(text).strip("+, ") else []
+
+
+def _one_of(name: str, option: str, given: object, valid: Collection[str], *, several: bool = False) -> None:
+    words = _words(given) if several else [str(given)]
+    if wrong := sorted({*words} - {*valid}) or (["nothing"] if several and not words else []):
+        raise CollectorError(f"--aorta-collect {name}:{option}={given}: {wrong[0]} is none of {', '.join(valid)}")
+
+
+def _most_time(calls: Mapping[str, Sequence[float]], tool: str, files: Sequence[Path], **more: Any) -> CollectorSummary:
+    """The summary of kernels with their calls and milliseconds."""
+    if not calls:
+        return CollectorSummary(f"{tool} has seen no kernel", more, files)
+    ordered = sorted(calls.items(), key=lambda item: -item[1][1])
+    total = sum(milliseconds for _, (_, milliseconds) in ordered) or 1.0
+    names = ", ".join(f"{name} {each[1] / total:.0%}" for name, each in ordered[:3])
+    data: dict[str, Any] = {name: {"calls": each[0], "ms": each[1]} for name, each in ordered[:_KERNELS]}
+    return CollectorSummary(f"most time on the device: {names}", {"kernels": data, **more}, files)
+
+
+def _sums(files: Iterable[Path], suffix: str, name: str, *columns: str) -> dict[str, list[float]]:
+    """Sums of columns of tables whose file names end so, by the text in the column ``name``."""
+    sums: dict[str, list[float]] = {}
+    for path in files:
+        if path.name.endswith(suffix):
+            with path.open(newline="", errors="replace") as file:
+                for row in csv.DictReader(file):
+                    try:
+                        values = [float(row[column]) for column in columns]
+                    except (KeyError, TypeError, ValueError):  # a line that is cut off
+                        continue
+                    if all(math.isfinite(value) and value >= 0 for value in values):
+                        before = sums.get(row[name], [0.0] * len(values))
+                        sums[row[name]] = [one + other for one, other in zip(before, values, strict=True)]
+    return sums
+
+
 class Rocprof(Collector):
     """AMD's ``rocprofv3`` in front of each trial: the time of each kernel on the device, per process."""
 
-    excludes = frozenset({"nsys", "profile"})  # two profilers cannot intercept the same queues
+    #: What it traces, and its options for that.
+    traces: ClassVar[Mapping[str, str]] = {
+        **{name: f"--{name.replace('_', '-')}-trace" for name in ("kernel", "hip", "hip_runtime", "memory_copy")},
+        **{"rccl": "--rccl-trace", "marker": "--marker-trace", "scratch": "--scratch-memory-trace"},
+    }
+    options: ClassVar[Mapping[str, tuple[Value, str]]] = {
+        "trace": ("kernel", f"what it traces, joined by +: {', '.join(traces)}"),
+        "output_format": ("csv", "csv, which is read into a sentence, json, pftrace, otf2 or rocpd"),
+        "stats": (True, "sums per kernel"),
+        "pmc": ("", "hardware counters, joined by +"),
+        "kernel_include_regex": ("", "only kernels whose names match"),
+        "summary_units": ("", "sec, msec, usec or nsec: a summary in a file of its own"),
+    }
+    excludes = frozenset({"nsys", "profile", "proton"})  # two profilers cannot intercept the same queues
+
+    def __init__(self, given: Mapping[str, Value]) -> None:
+        super().__init__(given)
+        _one_of("rocprof", "trace", self.given["trace"], self.traces, several=True)
+        _one_of("rocprof", "output_format", self.given["output_format"], ("csv", "json", "pftrace", "otf2", "rocpd"))
+        _one_of("rocprof", "summary_units", self.given["summary_units"], ("", "sec", "msec", "usec", "nsec"))
 
     def preparation(self, context: Context) -> Preparation:
-        tool = _tool("rocprofv3", "it comes with ROCm 6.2 and later, in /opt/rocm/bin", context)
-        output = ("--output-format", "csv", "-d", str(context.folder), "-o", "process_%pid%")
-        return Preparation(prefix=(tool, "--kernel-trace", "--stats", *output, "--"))
+        tool, given = _tool("rocprofv3", "it comes with ROCm 6.2 and later, in /opt/rocm/bin", context), self.given
+        words = [self.traces[each] for each in dict.fromkeys(_words(given["trace"]))] + ["--stats"] * bool(
+            given["stats"]
+        )
+        words += ["--output-format", str(given["output_format"]), "-d", str(context.folder), "-o", "process_%pid%"]
+        if given["summary_units"]:
+            words += ["-S", "--summary-output-file", "summary", "-u", str(given["summary_units"])]
+        if given["kernel_include_regex"]:
+            words += ["--kernel-include-regex", str(given["kernel_include_regex"])]
+        if counters := _words(given["pmc"]):
+            words += ["--pmc", *counters]  # takes all words up to the next option
+        return Preparation(prefix=(tool, *words, "--"))
+
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
+        files = _files(folder)
+        counters = _sums(files, "counter_collection.csv", "Counter_Name", "Counter_Value")
+        more: dict[str, Any] = {"counters": {name: value for name, (value,) in counters.items()}} if counters else {}
+        if (
+            self.given["output_format"] != "csv"
+            or "kernel" not in _words(self.given["trace"])
+            or not self.given["stats"]
+        ):
+            return CollectorSummary("" if files else "rocprofv3 has written nothing", more, files)
+        sums = _sums(files, "kernel_stats.csv", "Name", "Calls", "TotalDurationNs")
+        calls = {name: (number, nanoseconds / 1e6) for name, (number, nanoseconds) in sums.items()}
+        return _most_time(calls, "rocprofv3", files, **more)
+
+
+class Nsys(Collector):
+    """NVIDIA's ``nsys profile`` in front of each trial: a report for the viewer, and the time of each kernel."""
+
+    options: ClassVar[Mapping[str, tuple[Value, str]]] = {
+        "trace": ("cuda+nvtx+osrt", "what nsys traces, joined by +"),
+        "stats": (True, "read the kernels with nsys stats, where the trial is over"),
+    }
+    excludes = frozenset({"rocprof", "profile", "proton"})
+
+    def preparation(self, context: Context) -> Preparation:
+        tool = _tool("nsys", "it comes with NVIDIA's CUDA toolkit and with Nsight Systems", context)
+        traces = ",".join(_words(self.given["trace"]))
+        asked = (f"--trace={traces}", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
+        return Preparation(prefix=(tool, "profile", *asked, "-o", str(context.folder / "profile")))
+
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
+        reports = [path for path in _files(folder) if path.suffix in (".nsys-rep", ".qdrep")]
+        if not reports:
+            return CollectorSummary("nsys has written no report", {}, _files(folder))
+        tool = shutil.which("nsys")
+        if not self.given["stats"] or tool is None:
+            return CollectorSummary("", {}, _files(folder))
+        for report in reports:
+            words = ["stats", "--report", "cuda_gpu_kern_sum", "--format", "csv", "--force-export=true", "--output"]
+            with contextlib.suppress(OSError, subprocess.SubprocessError):  # the report is there all the same
+                subprocess.run(
+                    [tool, *words, str(report.with_suffix("")), str(report)], timeout=60, capture_output=True
+                )
+        files = _files(folder)
+        sums = _sums(files, "cuda_gpu_kern_sum.csv", "Name", "Instances", "Total Time (ns)")
+        if not any(path.name.endswith("cuda_gpu_kern_sum.csv") for path in files):
+            return CollectorSummary("", {}, files)
+        return _most_time({name: (number, each / 1e6) for name, (number, each) in sums.items()}, "nsys", files)
+
+
+class Proton(Collector):
+    """Triton's own profiler in each rank: the time of each kernel, by where it was called."""
+
+    options: ClassVar[Mapping[str, tuple[Value, str]]] = {
+        "mode": ("cli", "as proton's own command does; a program that calls proton itself needs no collector"),
+        "backend": ("auto", "auto, cupti, rocprofiler, roctracer or instrumentation"),
+        "context": ("shadow", "shadow, or python: kernels by the Python frames that launch them"),
+        "data": ("tree", "tree, which is read into a sentence, or trace"),
+        "instrumentation_mode": ("", "of the backend instrumentation: default, mma or pcsampling"),
+        "granularity": ("", "of the backend instrumentation: cta, warp, warp_2, warp_group, ..."),
+    }
+    excludes = frozenset({"rocprof", "nsys", "profile"})
+    in_process = _IN_PROCESS / "proton.py"
+
+    def __init__(self, given: Mapping[str, Value]) -> None:
+        super().__init__(given)
+        backends = ("auto", "cupti", "rocprofiler", "roctracer", "instrumentation")
+        inside = {"instrumentation_mode": ("", "default", "mma", "pcsampling"), "granularity": ("", *_GRANULARITIES)}
+        valid = {
+            "mode": ("cli",),
+            "backend": backends,
+            "context": ("shadow", "python"),
+            "data": ("tree", "trace"),
+            **inside,
+        }
+        for option, words in valid.items():
+            _one_of("proton", option, self.given[option], words)
+        if any(map(self.given.get, inside)) and self.given["backend"] != "instrumentation":
+            raise CollectorError(f"--aorta-collect proton: {' and '.join(inside)} need backend=instrumentation")
+
+    def preparation(self, context: Context) -> Preparation:
+        if not _has_proton(context.python):
+            raise CollectorError(
+                f"{context.python} has no triton.profiler; it comes with pip install triton, and with torch for GPUs. "
+                "profile does without it"
+            )
+        return Preparation()
 
     def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         files = _files(folder)
         calls: dict[str, list[float]] = {}
         for path in files:
-            if path.name.endswith("kernel_stats.csv"):
-                with path.open(newline="", errors="replace") as file:
-                    for row in csv.DictReader(file):
-                        try:
-                            number, milliseconds = int(row["Calls"]), float(row["TotalDurationNs"]) / 1e6
-                        except (KeyError, TypeError, ValueError):  # a line that is cut off
-                            continue
-                        if math.isfinite(milliseconds) and milliseconds >= 0:
-                            call = calls.setdefault(row["Name"], [0, 0.0])
-                            call[0] += number
-                            call[1] += milliseconds
-        if not calls:
-            return CollectorSummary("rocprofv3 has seen no kernel", {}, files)
-        ordered = sorted(calls.items(), key=lambda item: -item[1][1])
-        total = sum(milliseconds for _, (_, milliseconds) in ordered) or 1.0
-        names = ", ".join(f"{name} {each[1] / total:.0%}" for name, each in ordered[:3])
-        data: dict[str, Any] = {name: {"calls": each[0], "ms": each[1]} for name, each in ordered[:_KERNELS]}
-        return CollectorSummary(f"most time on the device: {names}", {"kernels": data}, files)
+            if path.suffix == ".hatchet":
+                with contextlib.suppress(ValueError):  # cut off
+                    read = json.loads(path.read_text(errors="replace"))
+                    _add_leaves(read if isinstance(read, list) else [read], calls)
+        if self.given["data"] != "tree":
+            return CollectorSummary("" if files else "proton has written nothing", {}, files)
+        return _most_time(calls, "proton", files)
 
 
-class Nsys(Collector):
-    """NVIDIA's ``nsys profile`` in front of each trial: a report for the viewer of Nsight Systems."""
+_GRANULARITIES = ("cta", *(f"warp{of}{number}" for of in ("", "_group") for number in ("", "_2", "_4", "_8")))
 
-    options: ClassVar[Mapping[str, tuple[Value, str]]] = {"trace": ("cuda,nvtx,osrt", "what nsys traces")}
-    excludes = frozenset({"rocprof", "profile"})
 
-    def preparation(self, context: Context) -> Preparation:
-        tool = _tool("nsys", "it comes with NVIDIA's CUDA toolkit and with Nsight Systems", context)
-        asked = (f"--trace={self.given['trace']}", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
-        return Preparation(prefix=(tool, "profile", *asked, "-o", str(context.folder / "profile")))
+@cache
+def _has_proton(python: str) -> bool:
+    told = "import importlib.util as u, os; s = u.find_spec('triton'); p = s and s.submodule_search_locations or []"
+    code = f"{told}; print(any(os.path.isdir(os.path.join(each, 'profiler')) for each in p))"
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+        return done.stdout.strip() == "True"
+    return False
 
-    def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
-        files = _files(folder)
-        reports = [path.name for path in files if path.suffix in (".nsys-rep", ".qdrep")]
-        return CollectorSummary("" if reports else "nsys has written no report", {}, files)
+
+def _add_leaves(nodes: Iterable[Any], calls: dict[str, list[float]]) -> None:
+    """Add the calls and milliseconds of the kernels, which are the leaves of the tree, by their names."""
+    for node in nodes:
+        if not isinstance(node, dict):
+            continue
+        below = node.get("children") or []
+        _add_leaves(below, calls)
+        metrics = node.get("metrics") or {}
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # no time, as of the root
+            milliseconds = float(metrics["time (ns)"]) / 1e6
+            if not below and math.isfinite(milliseconds):
+                call = calls.setdefault(str(node["frame"]["name"]), [0, 0.0])
+                call[0] += int(metrics.get("count", 0))
+                call[1] += milliseconds
 
 
 class AmdLog(Collector):

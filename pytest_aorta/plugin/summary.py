@@ -373,6 +373,7 @@ _COLOURS: Mapping[VerdictKind, str] = {
     "no cure": "light",
     "baseline": "light",
     "second baseline": "light",
+    "not read": "light",
 }
 
 
@@ -540,7 +541,7 @@ def _notes(row: Row, has_long_verdicts: bool, has_speeds: bool, seen: set[str]) 
         yield Piece(f"speed undecided: {row.speed.reason}", "yellow")
     for change in row.operators[:_MOST_OPERATORS]:
         yield Piece(change.text, "yellow")
-    if row.effect and row.effect.is_inert and not row.effect.is_second_baseline:
+    if row.effect and row.effect.is_inert and verdict.kind not in ("second baseline", "not read"):
         yield Piece(f"inert? ({row.effect.reason})", "yellow")
     if missing := [f"{row.cell.count(kind)} {kind}" for kind in LOSSES if row.cell.count(kind)]:
         events = f" ({counted(row.cell.loss_events, 'event')})" if row.cell.loss_events < row.cell.lost else ""

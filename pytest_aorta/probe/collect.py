@@ -20,11 +20,12 @@ from typing import Any
 from pytest_aorta.common.texts import format_ranges, utc_now
 from pytest_aorta.probe.guard import Facts, Guard, ask, describe, keyed_lines, plain_data, printable, read_text
 from pytest_aorta.probe.host import accelerator, compilers, host, mhz, runtime_context
+from pytest_aorta.probe.kernels import kernels
 from pytest_aorta.probe.loaded import ModuleCount, Watch, libraries, note_sources
 from pytest_aorta.probe.software import git_state, installed_distributions, packages, torch_build, torch_state
 from pytest_aorta.probe.variables import other_variables, recorded_variables
 
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "1.3"
 
 
 @dataclass(frozen=True)
@@ -227,14 +228,18 @@ def collect_end(over: bool = True, watch: Watch | None = None) -> Facts:
     Returns:
         ``captured_at``, ``partial`` and ``partial_reasons`` as in ``EnvSnapshot``; ``torch``: threads, deterministic
         flags, precision, allocator, initialised devices, ``None`` when not imported; ``libraries``: how many shared
-        objects are mapped, the paths of those that matter, and of those replaced since; ``variables``: what names a
-        watched variable, see ``loaded.named_variables``, where one is watched.
+        objects are mapped, the paths of those that matter, and of those replaced since; ``kernels``: see there;
+        ``variables``: what names a watched variable, see ``loaded.named_variables``, where one is watched.
     """
     guard, facts = Guard(), Facts(captured_at=utc_now(), torch=None, libraries={})
     with guard.probe("torch"):
         facts["torch"] = torch_state(guard, over)
     with guard.probe("libraries"):
         facts["libraries"] = libraries()
+    facts["kernels"] = {}
+    with guard.probe("kernels"):
+        replaced = facts["libraries"]["replaced"]  # their files are others than those that were loaded
+        facts["kernels"] = kernels([it for it in facts["libraries"]["relevant"] if it not in replaced], guard)
     if watch is not None and watch.names:
         facts["variables"] = {"note": "not searched"}
         with guard.probe("variables"):

@@ -32,7 +32,7 @@ class Rule:
     """How the leaves of a snapshot whose ``path`` matches (a regular expression) are called.
 
     An empty ``name`` is not compared; ``nothing`` stands where there is none; ``implied_by`` is a fact that this one is
-    expected to change with.
+    expected to change with, and takes groups of the expression, as ``name`` does.
     """
 
     path: str
@@ -73,6 +73,15 @@ RULES = (
     Rule(r"python\.version", "Python"),
     Rule(r"python\.build", "build of Python", implied_by="Python"),
     Rule(r"python\.(.+)", r"Python \1"),
+    # kernels: what a torch or a wheel brings along changes with it
+    Rule(r"end\.kernels\.databases\.(?:user's|JIT) .*", ""),  # programs add to them
+    Rule(r"end\.kernels\.databases\.(.+)\.content", r"\1"),
+    Rule(r"end\.kernels\.databases\.(.+)\.names", r"\1 (names and sizes)", implied_by=r"\1"),
+    Rule(r"end\.kernels\.databases\..*", ""),
+    Rule(r"end\.kernels\.builds\.(.+ of (?:torch|nvidia|_rocm_sdk\w*))", r"build of \1", implied_by="torch"),
+    Rule(r"end\.kernels\.builds\.(.+ of (.+))", r"build of \1", implied_by=r"\2"),
+    Rule(r"end\.kernels\.builds\.(lib(?:cu|nv|nccl).+)", r"build of \1", implied_by="CUDA toolkit"),
+    Rule(r"end\.kernels\.builds\.(.+)", r"build of \1", implied_by="ROCm"),
     Rule(r"end\.libraries\.count", ""),
     Rule(r"end\.libraries\.relevant", "loaded libraries"),
     Rule(r"end\.libraries\.replaced", "libraries replaced since they were loaded"),
@@ -99,6 +108,7 @@ RULES = (
     Rule(r"process\.rlimits\.(\w+)\.soft", r"limit \1", nothing="unlimited"),
     Rule(r"process\..*", ""),
     Rule(r"host\.memory_total_bytes", "host memory"),
+    Rule(r"host\.nics\.(\w+)\.(\w+)", r"\2 of \1"),
     Rule(r"host\.swap_total_bytes", "swap"),
     # what is around it
     Rule(r"runtime_context\.container\.kind", "container"),
@@ -120,14 +130,33 @@ RULES = (
     Rule(r"[^.]+\.(.+)", r"\1"),
 )
 
+#: The section of builds and databases of kernels; what it does not have may be in others than it, unread, or unloaded.
+KERNELS = "end.kernels"
+
+#: Sections in which versions of software are.
+VERSIONS = frozenset(("accelerator", "torch", "packages"))
+
 #: Sections of a snapshot that are compared.
 SECTIONS = (
-    *("accelerator", "torch", "packages", "python", "env_vars", "end.torch", "end.libraries", "host", "process"),
+    *(
+        "accelerator",
+        "torch",
+        "packages",
+        "python",
+        "env_vars",
+        "end.torch",
+        KERNELS,
+        "end.libraries",
+        "host",
+        "process",
+    ),
     *("runtime_context", "compilers", "git", "other_variables"),
 )
 
 
 def _show(path: str, value: Any) -> Value:
+    if path.startswith(KERNELS):
+        return f"{DIGEST}{str(value).partition(':')[2]}"
     if path.startswith("end.libraries."):
         return tuple(sorted({os.path.basename(str(each)) for each in value}))
     if path == "host.kernel_command_line":
@@ -224,9 +253,9 @@ def _fact(section: str, path: str) -> Fact | None:
         match = re.fullmatch(rule.path, path, re.DOTALL)
         if match is not None:
             name = match.expand(rule.name)
-            if not _is_variable(section) and not path.startswith("packages."):
+            if not _is_variable(section) and section != KERNELS and not path.startswith("packages."):
                 name = name.replace("_", " ").replace(".", " ")
-            return Fact(rank, name, section, rule.nothing, rule.implied_by) if name else None
+            return Fact(rank, name, section, rule.nothing, match.expand(rule.implied_by)) if name else None
     return None
 
 

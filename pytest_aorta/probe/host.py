@@ -33,7 +33,7 @@ _SIMD = (
 #: Each fact is determined by itself, so that one failure does not lose the others.
 _GUARDED = (
     *("kernel_command_line", "os_release", "libc", "cpu_cores", "cpu_frequency", "numa_nodes", "numa_balancing"),
-    *("transparent_huge_pages", "memory_total_bytes", "swap_total_bytes"),
+    *("transparent_huge_pages", "nics", "memory_total_bytes", "swap_total_bytes"),
 )
 
 # Version 1 of control groups says "no limit" with the largest multiple of the page size.
@@ -122,11 +122,32 @@ def host(guard: Guard, root: Path = Path("/")) -> Facts:
                 chosen = re.search(r"\[([\w+-]+)\]", read_text(folder / name))  # of "always [madvise] never"
                 pages[name] = chosen[1] if chosen else None
             facts["transparent_huge_pages"] = pages
+    with guard.probe("host.nics"):
+        facts["nics"] = nics(root)
     with guard.probe("host.memory_total_bytes"):
         facts["memory_total_bytes"] = psutil.virtual_memory().total
     with guard.probe("host.swap_total_bytes"):
         facts["swap_total_bytes"] = psutil.swap_memory().total
     return facts
+
+
+def nics(root: Path = Path("/")) -> Facts:
+    """Network and InfiniBand devices of hardware: ``firmware``, ``board``, ``driver``, ``device`` (PCI's numbers)."""
+    found: Facts = {}
+    for kind in ("infiniband", "net"):
+        for nic in sorted((root / "sys/class" / kind).glob("*")):
+            device = nic / "device"
+            if not device.exists() or (device / "physfn").exists():  # made by software, or a part of another one
+                continue
+            driver = device / "driver"
+            facts = {
+                "firmware": first_line(nic / "fw_ver"),
+                "board": first_line(nic / "board_id"),
+                "driver": driver.resolve().name if driver.exists() else None,
+                "device": ":".join(filter(None, (first_line(device / name) for name in ("vendor", "device")))) or None,
+            }
+            found[nic.name] = {name: value for name, value in facts.items() if value is not None}
+    return found
 
 
 def mhz(file: str | Path) -> float | None:

@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
-import json
 import mmap
 import os
 import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.cache import cache_folder
+from pytest_aorta.common.cache import answers_folder, kept
 from pytest_aorta.probe.guard import Facts, printable, read_text
 
 # Libraries
 
 _RELEVANT = re.compile(
     r"lib(?:nccl|rccl|mscclpp|nvshmem|rocshmem|ucp|fabric"
-    r"|amdhip64|hsa-runtime64|hipblas|hipblaslt|rocblas|hipsparse|rocsolver|MIOpen|hiprtc|amd_comgr"
+    r"|amdhip64|hsa-runtime64|hipblas|hipblaslt|rocblas|hipsparse|hipsparselt|rocsolver|rocfft|MIOpen|hiprtc|amd_comgr"
+    r"|device_\w+_operations|ck_\w+|[tT]ensile\w*"
     r"|cuda|cudart|cublas|cublasLt|cudnn|cusparse|cusolver|nvrtc"
     r"|torch_cpu|torch_cuda|torch_hip|c10|gomp|omp|iomp5|mkl_\w+|openblas\w*|scipy_openblas\w*|blis|dnnl"
     r"|aotriton\w*|jemalloc|tcmalloc\w*|mimalloc|asan|tsan)[-.\d]*\b.*\.so"
@@ -97,7 +96,7 @@ def libraries() -> Facts:
     mapped = _mapped()
     facts: Facts = {"count": len(mapped), "relevant": [], "replaced": []}
     for path, gone in mapped.items():
-        if _RELEVANT.match(os.path.basename(path)):
+        if is_relevant(path):
             facts["relevant"].append(printable(path))
         if gone:
             facts["replaced"].append(printable(path))
@@ -105,6 +104,10 @@ def libraries() -> Facts:
         folders = sorted(set(map(os.path.dirname, mapped)))
         _noted = folders, _changes(folders), facts
     return facts
+
+
+def is_relevant(path: str) -> bool:
+    return _RELEVANT.match(os.path.basename(path)) is not None
 
 
 def file_identity(path: str) -> Identity:
@@ -177,9 +180,6 @@ _MOST_LABELS = 4
 #: Size in bytes from which the answer about a single library is cached: other cells load it beside other libraries.
 _LARGE = 2**20
 
-#: Number of cached answers, some hundred bytes each, before the older half of them is removed.
-_MOST_KEPT = 2000
-
 #: Bytes that are searched between two looks at the clock.
 _CHUNK = 16 * 2**20
 
@@ -235,7 +235,7 @@ def named_variables(names: Collection[str], seconds: float = PATIENCE) -> Facts:
         names: of variables.
         seconds: that the search may take; what it has found until then is kept.
     """
-    folder = _cache_folder()
+    folder = answers_folder("variable-names")
     if folder is None:
         return {"note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one"}
     note_sources()
@@ -245,7 +245,7 @@ def named_variables(names: Collection[str], seconds: float = PATIENCE) -> Facts:
         files[path] = printable(os.path.basename(path)), () if gone else file_identity(path)
     files |= _sources
     try:
-        answer: dict[str, list[str]] = _kept(folder, (files, names), lambda: search(files, names, folder, deadline))
+        answer: dict[str, list[str]] = kept(folder, (files, names), lambda: search(files, names, folder, deadline))
     except OutOfTime:
         return {"note": f"not searched: it would have taken longer than {seconds:.1f} s"}
     # The loader compares names of its own by their end alone, so that a search finds some of them only.
@@ -287,7 +287,7 @@ def search(
                 content = file.read() if is_source else mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             for name in names:
                 holds = partial(_holds, content, os.fsencode(name), deadline)
-                if _kept(folder, (path, identity, name), holds) if len(content) >= _LARGE else holds():
+                if kept(folder, (path, identity, name), holds) if len(content) >= _LARGE else holds():
                     labels.setdefault(name, []).append(label)
         except OSError:
             labels.setdefault(_UNSEARCHED, []).append(label)
@@ -317,23 +317,6 @@ def _occurrences(content: bytes | mmap.mmap, word: bytes, deadline: float) -> It
             at = content.find(word, at + 1, end)
 
 
-def _kept(folder: Path, question: object, find: Callable[[], Any]) -> Any:
-    key = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:40]
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((folder / key).read_bytes())
-    answer = find()
-    with contextlib.suppress(OSError):
-        files = list(os.scandir(folder))
-        if len(files) >= _MOST_KEPT:
-            for entry in sorted(files, key=lambda each: each.stat().st_mtime_ns)[: _MOST_KEPT // 2]:
-                os.unlink(entry)
-        # Without tempfile, which a trial may not have imported: it brings a random generator along.
-        unfinished = folder / f"{key}.{os.getpid()}.tmp"
-        unfinished.write_text(json.dumps(answer), encoding="utf-8")
-        os.replace(unfinished, folder / key)
-    return answer
-
-
 def _is_stored(content: mmap.mmap, at: int, word: bytes) -> bool:
     # Of two strings of which one is the end of the other, linkers keep only the longer one: anything may precede it.
     if content[at : at + len(word)] == word and _ends(content, at, word):
@@ -346,12 +329,3 @@ def _is_stored(content: mmap.mmap, at: int, word: bytes) -> bool:
 
 def _ends(content: bytes | mmap.mmap, at: int, word: bytes) -> bool:
     return content[at + len(word) : at + len(word) + 1] not in _IN_NAMES
-
-
-def _cache_folder() -> Path | None:
-    folder = cache_folder() / "variable-names"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return folder if os.access(folder, os.W_OK) else None

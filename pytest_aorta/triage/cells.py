@@ -15,6 +15,7 @@ from pytest_aorta.settings import BESIDE, COLLECT, OPTION, PREFIX
 from pytest_aorta.triage.draws import Start, group_by_start
 from pytest_aorta.triage.facts import (
     LOSSES,
+    OF_LIBRARIES,
     OUTCOMES,
     CellKey,
     Outcome,
@@ -272,6 +273,12 @@ class MitigationEffect:
     def is_inert(self) -> bool:
         """Whether none of its variables seems to have an effect."""
         return self.is_second_baseline or (bool(self.inert) and not self.active)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether its variables are all of such families that code which read them would have had their names."""
+        unnamed = [each.name for each in self.inert if each.reason == "named by nothing that is loaded"]
+        return not self.active and len(unnamed) == len(self.inert) > 0 and all(map(OF_LIBRARIES.fullmatch, unnamed))
 
     @property
     def reason(self) -> str:

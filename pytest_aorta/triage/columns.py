@@ -274,13 +274,14 @@ MEANINGS: Mapping[VerdictKind, str] = {
     "baseline": "the cell that others are compared with",
     "similar": "nothing has failed, and it takes as long as the baseline",
     "second baseline": "its variables have the same values without it: its trials are more trials of the baseline",
+    "not read": "no library or source that its trials have loaded names its variables",
     "undecided": "too few trials to tell",
     "no cure": "it leaves more than half of the failures; in brackets its rate in relation to the baseline's (99%)",
 }
 
 
 #: Verdicts that do not say which variable acts.
-_OPEN: tuple[VerdictKind, ...] = ("undecided", "no cure")
+_OPEN: tuple[VerdictKind, ...] = ("undecided", "no cure", "not read")
 
 
 def conclusions(table: Table) -> list[str]:
@@ -374,6 +375,8 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, settings: TriageSetting
         verb = "does" if len(same) == 1 else "do"
         change = f"not change the failure rate of {base.key.cell} by more than {' or '.join(limits)}"
         return f"{names(same)} {verb} {change}."
+    if unread := best("not read"):
+        return f"Nothing that is loaded names the variables of {names(unread)}: they cannot act on {base.key.cell}."
     return f"No verdict: {base.key.cell} is there to compare with, and no other cell says anything."
 
 

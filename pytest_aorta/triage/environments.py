@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 from pytest_aorta.probe.environment_facts import (
     FILES,
+    KERNELS,
     PACKAGES,
     RULES,
+    VERSIONS,
     Fact,
     Value,
     clause,
@@ -63,7 +65,7 @@ class Environments:
             found = each.get("partial_reasons")
             reasons += found if isinstance(found, list) else []
         for name, content in sections(env):
-            complete = is_complete(name, reasons)
+            complete = is_complete(name, reasons) and name != KERNELS
             if name == "env_vars":
                 digests = {**_mapping(parts.get("variables")), **_mapping(parts.get("overlay"))}
                 secrets = {name: digests.get(name) for name, value in content.items() if value == REDACTED}
@@ -164,13 +166,17 @@ class Difference:
     """A fact with other values on the other side.
 
     ``before``, ``after``: values with their numbers of trials, the most frequent first; ``None`` for no value.
+    ``same_versions``: of kernels, where no version differs that is known.
     """
 
     fact: Fact
     before: tuple[tuple[Value | None, int], ...]
     after: tuple[tuple[Value | None, int], ...]
+    same_versions: bool = False
 
     def __str__(self) -> str:
+        if self.same_versions:
+            return f"same versions, different {self.fact.name}"
         return clause(self.fact, self.before, self.after)
 
     @property
@@ -208,7 +214,10 @@ def differences(a: Environments, b: Environments) -> list[Difference]:
     if any(each.fact.section == PACKAGES_SECTION and each.fact != PACKAGES for each in differing):
         differing = [each for each in differing if each.fact != PACKAGES]
     names = {each.fact.name for each in differing}
-    return [each for each in differing if each.fact.implied_by not in names]
+    differing = [each for each in differing if each.fact.implied_by not in names]
+    if not any(each.fact.section in VERSIONS for each in differing):
+        differing = [replace(each, same_versions=each.fact.section == KERNELS) for each in differing]
+    return differing
 
 
 def _by_frequency(counts: Counts) -> tuple[tuple[Value | None, int], ...]:

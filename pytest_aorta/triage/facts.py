@@ -37,6 +37,15 @@ _SHORTEST_RUN = 0.1
 #: Variables for the engine of a container, which runs outside of it.
 _OF_ENGINES = re.compile(r"(NVIDIA|AMD)_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|REQUIRE_\w+)")
 
+#: Variables of interpreters, loaders, allocators and OpenMP, which may put names together: nothing says that they are
+#: not read.
+_PUT_TOGETHER = re.compile(r"(OMP|GOMP|KMP|LIBOMP|PYTHON|LD|MALLOC|GLIBC|LC|LANG)\w*")
+
+#: Variables of libraries that have each name as a whole: that of MIOpen, and so on.
+OF_LIBRARIES = re.compile(
+    r"(NCCL|RCCL|HSA|HIP|HIPBLASLT|ROCBLAS|MIOPEN|TENSILE|TORCH|PYTORCH|ROC|GPU|AMD|DEBUG_HIP|DEBUG_CLR)_\w+|DISABLE_TF32"
+)
+
 #: Variables that name the devices of a process; the first that is set counts. SLURM numbers them as the host does.
 _DEVICES = (
     *("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
@@ -167,7 +176,7 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
         unnamed = frozenset(
             name
             for name, named in names["by"].items()
-            if not named["count"] and not (entered and _OF_ENGINES.fullmatch(name))
+            if not (named["count"] or _PUT_TOGETHER.fullmatch(name) or (entered and _OF_ENGINES.fullmatch(name)))
         )
     failed = any(str(reason).startswith("env_vars:") for reason in env.get("partial_reasons") or ())
     saw_variables = bool(env.get("process")) and isinstance(env.get("env_vars"), Mapping) and not failed

@@ -29,6 +29,7 @@ _CURE = 0.5
 VerdictKind = Literal[
     "baseline",
     "second baseline",
+    "not read",
     "fixes",
     "reduces",
     "worse",

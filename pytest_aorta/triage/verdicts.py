@@ -347,6 +347,8 @@ class Triage:
         contradictions = []
         for key, effect in effects(cells, baselines.of).items():
             row = rows[key] = replace(rows[key], effect=effect)
+            if effect.is_unread and row.verdict.kind in ("no cure", "undecided") and row.comparison is not None:
+                rows[key] = replace(row, verdict=Verdict("not read", "; ".join(effect.sentences)))
             # A cell with the variables of its baseline is a second baseline, whatever its numbers are.
             if not effect.is_second_baseline or not row.cell.counted:
                 continue

@@ -26,7 +26,7 @@ from pytest_aorta.trials.readers import (
     TOTAL,
     FollowedFiles,
     pairs_in,
-    says_step,
+    said_step,
 )
 from pytest_aorta.trials.steps import SaidSteps
 
@@ -170,6 +170,8 @@ class OutputFindings:
         self._names = {named(name) for _, each in self._patterns["metric"] for name in each.groupindex} - {*NO_METRICS}
         self._allowed = {named(name) for names in rules.allow_nonfinite for name in names.split(",")}
         self._steps: dict[int, SaidSteps] = {}
+        #: In lines of whatever form.
+        self._guessed = SaidSteps()
         self._metrics: dict[int, dict[str, int | float | str]] = {}
         self._knows_ranks = False
         #: Values that are no numbers, by the name of their metric.
@@ -226,7 +228,10 @@ class OutputFindings:
         matches = [(match, name, "") for name, pattern in self._patterns["metric"] for match in pattern.finditer(line)]
         matches += self._of_formats(looked_at)
         steps = [self._take_match(*each, rank, line, at) for each in matches]
-        self.has_begun = self.has_begun or bool(matches) or says_step(looked_at)
+        guess = said_step(looked_at)
+        if guess is not None:
+            self._guessed.report(guess, at)
+        self.has_begun = self.has_begun or bool(matches) or guess is not None
         if not matches and shown:
             self._last.append(shown)
 
@@ -313,14 +318,17 @@ class OutputFindings:
                     self._take_value(metric, value, _UNNAMED, "")
 
     def report(self) -> dict[str, Any]:
-        """For the record; ``warnings`` are about the trial, whatever has become of it."""
+        """For the record; ``warnings`` are about the trial, whatever has become of it; ``steps`` as ``numbers``."""
         warnings = [f"its metric {name} is no number: {text[:80]!r}" for name, text in self._texts.items()]
         if any(steps.are_mixed for steps in self._steps.values()):
             warnings.append(
                 "step numbers go back, as those of several processes in one pipe do; "
                 "a step's time is that until any of them has said the next"
             )
-        return {"matched": self.matched, "detected": self.detected, "begun": self.has_begun, "warnings": warnings}
+        said = self._guessed if self.step is None else self._told
+        numbers = {} if said.step is None else {"steps": said.numbers}
+        told = {"matched": self.matched, "detected": self.detected, "begun": self.has_begun, "warnings": warnings}
+        return {**told, **numbers}
 
     def steps_of(self, rank: int) -> tuple[int | None, int | None]:
         """The last step of a rank, and of how many."""

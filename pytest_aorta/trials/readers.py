@@ -237,9 +237,11 @@ _MOST_GUESSED = 4
 _NEVER_INFINITE = re.compile("loss|norm|grad", re.IGNORECASE)
 
 
-def says_step(line: str) -> bool:
-    """Whether a line has a number of a step, in any way."""
-    return _ANY_COUNT.search(line) is not None
+def said_step(line: str) -> int | None:
+    """The number of a step that a line has, in any way; of an epoch if there is none else."""
+    if _ANY_COUNT.search(line) is None:
+        return None
+    return next(int(match["step"]) for each in _STEP_LINES if (match := each.search(line)))
 
 
 def guessed_options(lines: Iterable[str]) -> dict[str, str]:

@@ -140,7 +140,7 @@ class SaidSteps:
         self.total: int | None = None
         self.said_ms: list[float] = []
         self.are_mixed = False
-        self._first = self._most = 0
+        self._first = self._most = self._number = 0
         #: Of all that is said, and of when each step is first said.
         self._clock, self._of_first = StepClock(), StepClock()
         self._clock.is_running = self._of_first.is_running = True
@@ -152,9 +152,15 @@ class SaidSteps:
             self.are_mixed = True
         if step > self._most:
             self._most = step
+            self._number += 1
             self._of_first.report(step, at)
         self._clock.report(step, at)
         self.step = step
+
+    @property
+    def numbers(self) -> tuple[int, int] | None:
+        """The first step, and how many were said, one by one; ``None`` where some were left out."""
+        return (self._first, self._number) if self._number == self._most - self._first + 1 > 0 else None
 
     @property
     def times_ms(self) -> list[float]:

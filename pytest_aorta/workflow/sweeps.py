@@ -123,13 +123,9 @@ class AnySweep(StrictTable):
             return {"trials": self.trials}
         return {"trials": stop.max_trials} | ({"stop_after": stop.events} if stop.event_verdict == "fail" else {})
 
-    def unconverted(self, collects: Sequence[Collect | None]) -> Iterator[str]:
+    def unconverted(self) -> Iterator[str]:
         if self.stop_after is not None and (event := self.stop_after.event_verdict) != "fail":
             yield f"stop_after: event_verdict: {event}: only failures end the trials of a cell"
-        if any("proton" in (collect or ()) for collect in collects):
-            yield "collect: proton: in a command, python -m triton.profiler.proton before the script; or profile"
-        if any(isinstance(collect, Mapping) and any(collect.values()) for collect in collects):
-            yield "collect: options of collectors"
 
 
 class Sweep(AnySweep):
@@ -226,7 +222,7 @@ def converted(sweep: Sweep | Probe | SanitizerPlan, file: Path, command: Sequenc
     named = [cell for cell in sweep.cells if cell.name == wanted or (not wanted and cell.name.startswith("baseline-"))]
     bare = [cell for cell in sweep.cells if cell.mitigations == ("none",)]
     baseline = next(iter([*named, *bare]), None)
-    notes = [*sweep.unconverted([sweep.collect, *(cell.collect for cell in sweep.cells)])]
+    notes = [*sweep.unconverted()]
     keys: dict[str, Any] = {}
     if threshold is not None and 1 < threshold < 2:
         keys["speed_margin"] = round(threshold - 1, 6)
@@ -299,7 +295,7 @@ def _of_probe(probe: Probe, file: Path, command: Sequence[str]) -> tuple[str, li
         "collect": _collect(probe.collect),
     }
     notes = [f"{key}: {text}" for key, text in _OF_PROBES.items() if getattr(probe, key)]
-    notes += [*(f"custom_patterns: {pattern}" for pattern in others), *probe.unconverted([probe.collect])]
+    notes += [*(f"custom_patterns: {pattern}" for pattern in others), *probe.unconverted()]
     table = {key: value for key, value in keys.items() if value}
     return _text([(table, [f"{name}: {text}" for name, text in cells.items()])], probe.ticket, notes), notes
 
@@ -310,7 +306,29 @@ def _mitigations(names: Sequence[str]) -> str:
 
 
 def _collect(collect: Collect) -> list[str]:
-    return [name for name in collect if name != "proton"]
+    """The collectors with their options, as texts; raises ``RequestError`` for one that has no counterpart here."""
+    from pytest_aorta.collectors.contract import load  # which starts nothing
+
+    texts = []
+    for name in collect:
+        words = [_OWN_COLLECTORS.get(name, name)]
+        given = collect[name] if isinstance(collect, Mapping) else {}
+        for option, value in (given or {}).items():
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            if ":" in text:
+                raise RequestError(f"collect.{name}.{option}: {text!r}: a colon would begin another option")
+            words.append(f"{option}={'+'.join(text.replace(',', ' ').split()) if option in _LISTS else text}")
+        texts.append(":".join(words))
+        if given:
+            load(texts[-1:])  # refuses unknown options and values
+    return texts
+
+
+#: Collectors of AORTA that have another name here.
+_OWN_COLLECTORS = {"layer_numerics": "numerics"}
+
+#: Options that are lists.
+_LISTS = frozenset(("trace", "pmc"))
 
 
 def _actions(sweep: Sweep, names: _Names) -> list[tuple[dict[str, Any], list[SweepCell]]]:

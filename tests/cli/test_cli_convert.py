@@ -182,12 +182,29 @@ def test_options_keep_their_types_and_what_toml_cannot_have_is_named(folder: Pat
 def test_what_has_no_counterpart_is_said_and_events_end_the_trials_of_a_cell(folder: Path) -> None:
     sweep = SWEEP.replace("threshold: 1.15", "threshold: 1.3").replace("isolation: auto", "isolation: process")
     events = "stop_after: {events: 3, max_trials: 9, event_verdict: error}\n"
-    recipe, said = converted(f"{sweep}{events}collect: {{rocprof: {{mode: x}}}}\n")
-    assert [line.split(": ")[2] for line in said.splitlines()][:2] == ["stop_after", "collect"]
+    recipe, said = converted(f"{sweep}{events}")
+    assert [line.split(": ")[2] for line in said.splitlines()][:1] == ["stop_after"]
     assert {(action.table.speed_margin, action.table.isolation) for action in recipe.actions} == {(0.3, "spawn")}
     recipe, said = converted(SWEEP + events.replace(", event_verdict: error", ""))
     (action,) = recipe.actions
     assert (action.table.trials, action.table.stop_after, action.table.cell_trials, said) == (9, 3, {}, "")
+
+
+def test_collectors_are_converted_with_their_options_or_refused(folder: Path) -> None:
+    options = 'collect: {rocprof: {trace: "kernel, hip", pmc: SQ_WAVES GRBM_COUNT, stats: "true"}, layer_numerics: {}}'
+    recipe, said = converted(f"{SWEEP}{options}\n")
+    rocprof = "rocprof:trace=kernel+hip:pmc=SQ_WAVES+GRBM_COUNT:stats=true"
+    assert (rocprof, "numerics") in {action.table.collect for action in recipe.actions}
+    assert "collect" not in said
+    for options, why in (
+        ("rocprof: {mode: x}", "rocprof has no option 'mode'"),
+        ("proton: {mode: env}", "proton:mode=env: env is none of cli"),
+        ("layer_numerics: {NANLOG_DIR: /tmp}", "numerics has no option 'NANLOG_DIR'"),
+        ("rocprof: {kernel_include_regex: 'a::b'}", "a colon would begin another option"),
+    ):
+        (folder / "sweep.yaml").write_text(f"{SWEEP}collect: {{{options}}}\n")
+        done = command("convert", "sweep.yaml")
+        assert (done.exit_code, why in done.stderr) == (2, True), done.stderr
 
 
 PROBE = """

@@ -58,6 +58,25 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert diff(one, other) == ["OMP_NUM_THREADS 3 -> unset", *unknown]
 
 
+def test_two_images_with_equal_versions_and_another_database_of_kernels_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A double of ROCm: a library and its Tensile database."""
+    library = tmp_path / "rocm/lib/librocblas.so.5"
+    database = library.parent / "rocblas/library/TensileLibrary_gfx942.dat"
+    database.parent.mkdir(parents=True)
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    files = [tmp_path / "one.json", tmp_path / "other.json"]
+    for file, content in zip(files, ("tuned", "Tuned"), strict=True):
+        library.write_text("rocBLAS")
+        database.write_text(content)
+        monkeypatch.setattr("pytest_aorta.probe.kernels._noted", None)  # as another process has it
+        file.write_text(command("env", "--json").stdout)
+    assert diff(*files) == ["same versions, different Tensile database of rocBLAS"]
+    assert "build of librocblas.so.5" in command("env").stdout
+
+
 def test_differences_of_two_machines_in_plain_words(tmp_path: Path) -> None:
     one = write(tmp_path / "one.json")
     other = write(

@@ -13,6 +13,8 @@ from support.stage import Stage
 
 from pytest_aorta.collectors.contract import CollectorSummary
 from pytest_aorta.collectors.numerics import Numerics
+from pytest_aorta.launch.host.collecting import as_printed
+from pytest_aorta.trials.output import OutputFindings, OutputRules
 
 HERE = Path(__file__).parent
 
@@ -89,6 +91,45 @@ def test_the_record_says_where_a_bad_tensor_lies_and_a_script_runs_its_module_al
     assert "build it here" in done.stderr or "now: (3, 5, 32) torch.float32" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([0, 1, 2, 3, 4], "step 3, forward"),  # of 5 steps that an optimizer has made
+        ([0, 1, 2, 3], "step 3, forward"),  # it ended before it told the last one
+        ([1, 2, 3, 4, 5], "step 4, forward"),
+        ([5000, 5001, 5002, 5003, 5004], "step 5003, forward"),
+        # Every second step, steps of something else, one line before the first step, no steps at all.
+        *((lines, "step 4 (counted from 1), forward") for lines in ([0, 2, 4], [*range(20)], [*range(6)], [])),
+    ],
+)
+def test_a_step_is_called_what_the_program_printed_for_it_where_that_is_known(lines: list[int], said: str) -> None:
+    output = OutputFindings(OutputRules())
+    for at, number in enumerate(lines):
+        output.take(f"step {number} loss 1.0", float(at))
+    sentence = as_printed("first non-finite tensor: step 4, forward", 5, output.report().get("steps"))
+    assert sentence == f"first non-finite tensor: {said}"
+
+
+COUNTS_FROM_0 = """
+import torch
+layer, value = torch.nn.Linear(2, 1), torch.ones(2)
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for step in range(5):
+    loss = layer(value * (float("nan") if step == 3 else 1)).sum()
+    loss.backward()
+    optimizer.step()
+    print(f"step {step} loss {loss.item()}", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_command_that_counts_from_0_finds_its_own_numbers_in_the_table(stage: Stage) -> None:
+    (stage.path / "train.py").write_text(COUNTS_FROM_0)
+    stage.run("--aorta-command", f"{sys.executable} train.py", "--aorta-trials=1", "--aorta-collect=numerics")
+    [trial] = stage.trials().values()
+    assert trial["collected"]["numerics"]["sentence"].startswith("first non-finite tensor: step 3, forward, ")
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_two_ranks_say_which_was_first_and_how_the_other_got_it(stage: Stage) -> None:
@@ -98,7 +139,7 @@ def test_two_ranks_say_which_was_first_and_how_the_other_got_it(stage: Stage) ->
     said = [trial["collected"]["numerics"] for _, trial in sorted(stage.trials().items())]
     assert [each["problems"] for each in said] == [[]] * 4
     start, reduced = (
-        "first non-finite tensor: step 3, rank 1, ",
+        "first non-finite tensor: step 3 (counted from 1), rank 1, ",
         "; rank 0 had it by the reduction of gradients in step 3",
     )
     forward, backward, reduction, clean = (each["sentence"] for each in said)

@@ -103,5 +103,5 @@ def test_a_trial_says_no_more_than_it_has_seen(cells: Stage) -> None:
 def test_a_plan_that_sets_no_variable_records_and_keeps_nothing(cells: Stage, tmp_path: Path) -> None:
     cells.run_here("reads.py::Reads")
     end = cells.trial("Reads/trial_0.json")["env"]["end"]
-    assert end.keys() == {"captured_at", "partial", "partial_reasons", "torch", "libraries"}
+    assert end.keys() == {"captured_at", "partial", "partial_reasons", "torch", "libraries", "kernels"}
     assert not (tmp_path / "cache").exists()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.common.cache import answers_folder
 from pytest_aorta.probe import loaded as module
 from pytest_aorta.probe.collect import collect_end
 from pytest_aorta.probe.guard import Facts
@@ -45,7 +46,7 @@ def settled(search: Callable[[], Facts]) -> Facts:
 def in_libraries(paths: list[Path], names: set[str]) -> set[str]:
     """Those of the names that one of these libraries contains."""
     files = {str(path): (path.name, file_identity(str(path))) for path in paths}
-    return set(module.search(files, sorted(names), module._cache_folder() or Path(), deadline=float("inf")))
+    return set(module.search(files, sorted(names), answers_folder("variable-names") or Path(), deadline=float("inf")))
 
 
 def compiled(folder: Path, source: str, *options: str) -> Path:
@@ -207,3 +208,53 @@ def test_other_programs_are_noticed_while_they_run_and_after() -> None:
     running = children_now()
     process.communicate()
     assert len({before, running, children_now()}) == 3
+
+
+#: Independent of any search: what a process asks its C library for.
+ASKS = """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+extern char **environ;
+static char *find(const char *name, size_t length) {
+  for (char **each = environ; each && *each; each++)
+    if (!strncmp(*each, name, length) && (*each)[length] == '=') return *each + length + 1;
+  return 0;
+}
+static char *asked(const char *name) {
+  char *log = find("ASKED_LOG", 9), line[256];
+  size_t length = strlen(name);
+  if (log && length < 255) {
+    int file = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    memcpy(line, name, length);
+    line[length] = 10;
+    if (write(file, line, length + 1)) {}
+    close(file);
+  }
+  return find(name, length);
+}
+char *getenv(const char *name) { return asked(name); }
+char *secure_getenv(const char *name) { return asked(name); }
+"""
+
+
+@needs_gxx
+@pytest.mark.slow
+def test_whatever_a_process_with_torch_asks_for_is_found_in_what_it_has_loaded(tmp_path: Path) -> None:
+    (tmp_path / "asks.c").write_text(ASKS)
+    log, library = tmp_path / "asked", tmp_path / "asks.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", str(tmp_path / "asks.c"), "-o", str(library)], check=True)
+    code = """
+import torch, torch.distributed
+torch.nn.functional.conv2d(torch.randn(1, 1, 8, 8), torch.randn(1, 1, 3, 3)) @ torch.ones(6)
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+del os.environ["LD_PRELOAD"]
+asked = {*open(os.environ["ASKED_LOG"]).read().split()}
+asked = sorted(name for name in asked if name.startswith(("TORCH_", "PYTORCH_", "OMP_", "PYTHONH", "MKL_C", "GLOO_S")))
+found = named(*asked, "MIOPEN_FIND_MODE")
+print(json.dumps([asked, sorted(name for name, by in found["by"].items() if not by["count"])]))
+"""
+    asked, unread = in_a_fresh_process(code, LD_PRELOAD=str(library), ASKED_LOG=str(log))
+    assert {"TORCH_SHOW_CPP_STACKTRACES", "OMP_NUM_THREADS", "PYTHONHASHSEED"} <= {*asked}
+    assert unread == ["MIOPEN_FIND_MODE"]

@@ -1,4 +1,4 @@
-"""attention, copies, alltoall, checkpoint and dataloader pass on a sound machine, and name each planted fault."""
+"""attention, copies, alltoall, checkpoint, ... pass on a sound machine, and name each planted fault."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from aorta_workloads._common import PATTERNS, StepLoop, Stopwatch, checksum, pattern
+from aorta_workloads.allreduce import AllReduce
 from aorta_workloads.alltoall import AllToAll
 from aorta_workloads.attention import Attention
 from aorta_workloads.checkpoint import Checkpoint
 from aorta_workloads.copies import Copies
 from aorta_workloads.dataloader import DataLoading, _Patterns
+from aorta_workloads.determinism import Operation
+from aorta_workloads.fsdp import Fsdp
+from aorta_workloads.overflow import Overflow
+from aorta_workloads.replay import Replay
+from aorta_workloads.workspace import Workspace
 from rank_processes import Driven, drive, drive_on_ranks, run_on_ranks
 from torch import Tensor
 
@@ -25,6 +31,8 @@ SMALL: dict[type[Workload], dict[str, Any]] = {
     Copies: {"steps": 2, "megabytes": 1},
     Checkpoint: {"steps": 6, "megabytes": 4},
     DataLoading: {"steps": 2, "samples": 48, "width": 256},
+    Overflow: {"steps": 2},
+    Replay: {"steps": 2, "length": 2, "dim": 16, "layers": 1},
 }
 
 
@@ -201,6 +209,63 @@ def test_wrong_sample_and_worker_that_dies_by_itself_are_failures(monkeypatch: p
     assert [failure["kind"] for failure in result.failure_details] == ["loader_failed", "not_once"]
 
 
+# Short types, memory that was not written, replays
+
+
+class SumsInFloat16(Overflow):
+    def operations(self, dtype: str) -> Any:
+        made = super().operations(dtype)
+        return {**made, "norm": (made["norm"][0], lambda x: x.square().sum(-1).sqrt())} if "norm" in made else made
+
+
+def test_a_norm_whose_sum_is_in_a_short_type_overflows() -> None:
+    failures = run(SumsInFloat16, steps=1).failure_details
+    assert [(each["kind"], each["operation"], each["dtype"]) for each in failures] == [("overflow", "norm", "float16")]
+
+
+class ReadsUnwritten(Workspace):
+    """One operation is sound; one adds up, once in a thousand elements, what its allocator gave it."""
+
+    def operations(self, generator: torch.Generator) -> dict[str, Operation]:
+        values = torch.randn(2**12, generator=generator)
+
+        def forgets() -> Tensor:
+            result = torch.empty_like(values)
+            result[:-4] = values[:-4]
+            return result
+
+        return {"sound": Operation(values.clone), "forgets": Operation(forgets)}
+
+
+def test_what_nothing_has_written_is_found_by_what_was_there_before() -> None:
+    result = drive(ReadsUnwritten, {"device": "cpu", "steps": 2, "megabytes": 1}).result
+    assert {(each["kind"], each["operation"]) for each in result.failure_details} == {
+        ("reads_what_nothing_wrote", "forgets")
+    }
+    assert {each["elements_differing"] for each in result.failure_details} == {4}
+    assert (result.metrics["repeats"], result.metrics["reordered"]) == (16, 0)
+
+
+@pytest.mark.slow
+def test_the_operations_of_determinism_write_all_that_they_read() -> None:
+    drive(Workspace, {"device": "cpu", "steps": 1, "megabytes": 1}).assert_passed(steps=1)
+
+
+class DrawsAnew(Replay):
+    """The second training of a step draws other noise: its generator was not restored."""
+
+    def train(self, batches: list[Tensor]) -> Any:
+        with torch.no_grad():
+            self.model.head.bias.add_(torch.randn(self.model.head.bias.shape) * 1e-3)
+        return super().train(batches)
+
+
+def test_a_replay_with_other_random_numbers_is_told_from_the_first_loss_on() -> None:
+    loss, weights = run(DrawsAnew, steps=1).failure_details
+    assert (loss["kind"], loss["training_step"]) == ("other_loss", 0)
+    assert (weights["kind"], weights["first_parameter"]) == ("other_weights", "bytes.weight")
+
+
 # All-to-all
 
 EXCHANGE = {"device": "cpu", "words": 1000, "size": 16}
@@ -213,6 +278,30 @@ def test_ranks_exchange_words_and_end_together() -> None:
     assert first.result.passed, first.result.failure_details
     assert first.progress == second.progress
     assert len(first.progress) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload_class", [AllReduce, Fsdp])
+def test_ranks_go_on_together_for_a_duration(workload_class: type[Workload]) -> None:
+    small = {"sizes": (5,), "dtypes": ("float32",)} if workload_class is AllReduce else {"steps": 2, "min_loss_drop": 0}
+    first, second = drive_on_ranks(workload_class, duration=1.0, **small)
+    assert first.result.passed, first.result.failure_details
+    assert first.progress == second.progress
+    assert first.result.elapsed_sec >= 1.0  # however many steps fit into it
+
+
+class WrongBeside(AllToAll):
+    def products(self, left: Tensor, right: Tensor) -> list[Tensor]:
+        made = super().products(left, right)
+        if self.ranks.rank == 1:
+            made[1][0, 0] += 1
+        return made
+
+
+@pytest.mark.slow
+def test_a_product_beside_an_exchange_is_named_with_its_rank_and_stream() -> None:
+    for driven in drive_on_ranks(WrongBeside, words=1000, size=16, steps=1):
+        assert driven.result.failure_details == [{"iteration": 0, "kind": "wrong_product", "rank": 1, "stream": 1}]
 
 
 def with_wrong_exchange(where: str) -> Driven:

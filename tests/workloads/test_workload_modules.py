@@ -26,6 +26,9 @@ WORKLOADS = {
     "alltoall": ("AllToAll", "distributed"),
     "checkpoint": ("Checkpoint", "single_process"),
     "dataloader": ("DataLoading", "single_process"),
+    "overflow": ("Overflow", "single_process"),
+    "workspace": ("Workspace", "single_process"),
+    "replay": ("Replay", "single_process"),
 }
 
 

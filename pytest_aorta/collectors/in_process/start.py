@@ -194,6 +194,8 @@ class Collecting:
         in_process.active = False
 
     def stop(self) -> None:
+        if self._running:
+            self._note("ended", steps=self._steps)
         for name, in_process in list(self._running.items()):
             self._stop(name, in_process)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ _PATIENCE = 120.0
 
 #: Problems that are kept of each collector.
 _MOST = 10
+
+_STEP = re.compile(r"\bstep (\d+)\b")
 
 _PROGRAM = """
 import json, os, sys
@@ -85,13 +88,41 @@ def make_folders(folder: Path, collectors: Mapping[str, Collector]) -> None:
             (folder / FOLDER / name).mkdir(parents=True, exist_ok=True)
 
 
-def collected(folder: Path, collectors: Mapping[str, Collector], ranks: Sequence[RankRecord]) -> dict[str, Collected]:
-    """Their findings in the folder of a trial whose processes are gone."""
+def as_printed(sentence: str, counted: int | None, numbers: Sequence[int] | None) -> str:
+    """Call the steps in a sentence on a command as its output does, else say that they are counted from the first.
+
+    The output has the same numbers if it says each step that was counted, or each but the last, and skips none.
+
+    Args:
+        sentence: what a collector has found.
+        counted: how many steps the process with the lowest rank has made, where it could tell that.
+        numbers: the first step that the output has said, and how many.
+    """
+    if counted and numbers is not None and numbers[1] in (counted, counted - 1):
+        return _STEP.sub(lambda match: f"step {int(match[1]) + numbers[0] - 1}", sentence)
+    return _STEP.sub(r"step \1 (counted from 1)", sentence, count=1)
+
+
+def collected(
+    folder: Path,
+    collectors: Mapping[str, Collector],
+    ranks: Sequence[RankRecord],
+    output: Mapping[str, Any] | None = None,
+) -> dict[str, Collected]:
+    """Their findings in the folder of a trial whose processes are gone; ``output``: of a command."""
     own = folder / FOLDER
     processes = read_log(own / "processes.jsonl") or []
+    ended = [entry for entry in processes if entry["what"] == "ended"]
+    processes = [entry for entry in processes if entry["what"] != "ended"]
     stems = _rename(own, processes, {rank.pid: rank.rank for rank in ranks if rank.pid is not None})
     begun = sorted({int(stem.removeprefix("rank_")) for stem in stems if stem.startswith("rank_")})
     collected = {name: _one(own / name, collector, begun, processes) for name, collector in collectors.items()}
+    if output is not None:
+        least = [(entry["rank"] or 0, -entry["steps"]) for entry in ended]
+        counted = -min(least)[1] if least else None
+        for name, found in collected.items():
+            sentence = as_printed(found.sentence, counted, output.get("steps"))
+            collected[name] = found.model_copy(update={"sentence": sentence})
     with contextlib.suppress(OSError):
         (own / "processes.jsonl").unlink(missing_ok=True)
         own.rmdir()  # only when it is empty

@@ -402,7 +402,11 @@ class Supervisor:
                 seen.modules = sorted({*seen.modules, *opened.modules})
             if opened is not None and seen.result is not None:
                 seen.result = replace(seen.result, output={**seen.result.output, "devices": opened.devices})
-        collected = collecting.collected(self._folder, self._collectors, seen.ranks) if self._collectors else {}
+        collected = {}
+        if self._collectors:
+            said = {} if seen.result is None else seen.result.output
+            output = said if is_command(spec.workload.target) else None
+            collected = collecting.collected(self._folder, self._collectors, seen.ranks, output)
         artifacts = collect_artifacts(self._folder)
         failure = conclude(seen)[1]
         crashed = failure is not None and failure.signal is not None

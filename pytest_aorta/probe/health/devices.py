@@ -6,6 +6,7 @@ import re
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,12 +50,6 @@ def _amd(device: Path, number: int) -> PartReading:
     gauges: dict[str, float] = {}
     unreadable: dict[str, str] = {}
     throttled: list[str] = []
-
-    def attempt(name: str, read: Callable[[], None]) -> None:
-        try:
-            read()
-        except (OSError, ValueError, struct.error) as error:
-            unreadable[name] = reason_of(error)
 
     def identity() -> None:
         device.stat()
@@ -115,13 +110,28 @@ def _amd(device: Path, number: int) -> PartReading:
 
     probes = {"all": identity, "RAS": ras, "hwmon": hwmon, "clocks": clocks, "use": use, "throttling": metrics}
     for name, read in probes.items():
-        attempt(name, read)
+        _attempt(name, read, unreadable, (OSError, ValueError, struct.error))
         if "all" in unreadable:
             break
     facts = {name: value for name, value in facts.items() if value}
     return PartReading(
         name=f"GPU {number}", facts=facts, counters=counters, gauges=gauges, throttled=throttled, unreadable=unreadable
     )
+
+
+def _attempt(
+    name: str,
+    read: Callable[[], None],
+    unreadable: dict[str, str],
+    errors: type[Exception] | tuple[type[Exception], ...],
+) -> None:
+    """Note why something could not be read; nothing where NVML says that the device has no such thing."""
+    try:
+        read()
+    except errors as error:
+        code = getattr(error, "value", None)
+        if code != _NOT_SUPPORTED:
+            unreadable["all" if code == _LOST else name] = reason_of(error)
 
 
 #: Bits of ``indep_throttle_status``: first and last of each group (``amdgpu_smu.h`` of Linux).
@@ -251,14 +261,7 @@ class NvidiaReader:
         unreadable: dict[str, str] = {}
         throttled: list[str] = []
 
-        def attempt(name: str, read: Callable[[], None]) -> None:
-            try:
-                read()
-            except nvml.NVMLError as error:
-                code = getattr(error, "value", None)
-                if code != _NOT_SUPPORTED:
-                    unreadable["all" if code == _LOST else name] = reason_of(error)
-
+        attempt = partial(_attempt, unreadable=unreadable, errors=nvml.NVMLError)
         handle: Any = None
 
         def identity() -> None:

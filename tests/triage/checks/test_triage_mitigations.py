@@ -13,7 +13,7 @@ from support.records import record
 
 from pytest_aorta.triage.cells import CellTrials, MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, facts_of, watched_variables
-from pytest_aorta.triage.verdicts import choose_baselines
+from pytest_aorta.triage.verdicts import Triage, choose_baselines
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,12 @@ def test_a_search_that_was_given_up_and_ambient_values_of_another_place_say_noth
     facts = watched_variables({"request": {"ambient": {"A": None}}, "env": {"process": {}, "end": end}})
     assert facts.unnamed is None
     entered = {"requested": {"enter": True}, "environment": "image"}
-    one = Cell("one", {"OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "0"}, **entered)  # type: ignore[arg-type]
-    trial = records(one, set(one.sets), {"OMP_NUM_THREADS": "1"})[0]
+    one = Cell("one", {"MIOPEN_FIND_MODE": "1", "NVIDIA_VISIBLE_DEVICES": "0"}, **entered)  # type: ignore[arg-type]
+    trial = records(one, set(one.sets), {"MIOPEN_FIND_MODE": "1"})[0]
     trial["env"]["end"]["variables"]["by"] = {name: {"count": 0, "first": []} for name in one.sets}
     found = watched_variables(trial)
     assert found.ambient == ()
-    assert found.unnamed == frozenset({"OMP_NUM_THREADS"})  # the engine reads the other one
+    assert found.unnamed == frozenset({"MIOPEN_FIND_MODE"})  # the engine reads the other one
 
 
 def test_only_what_all_trials_agree_on_counts() -> None:
@@ -185,3 +185,32 @@ def test_a_second_baseline_is_what_resolves_to_the_baseline(
         assert {variable.name for variable in effect.inert} == {
             name for name, value in sets.items() if name in unnamed or (value == base[name] and value != "<redacted>")
         }
+
+
+@pytest.mark.parametrize(
+    ("sets", "unnamed", "kind"),
+    [
+        ({"NCCL_P2P_DISABLE": "1"}, ["NCCL_P2P_DISABLE"], "not read"),
+        ({"NCCL_P2P_DISABLE": "1"}, [], "no cure"),
+        ({"NCCL_P2P_DISABLE": "1"}, None, "no cure"),  # it is not known
+        # One of two is read; names that code may have put together.
+        ({"NCCL_P2P_DISABLE": "1", "MIOPEN_FIND_MODE": "1"}, ["NCCL_P2P_DISABLE"], "no cure"),
+        *(({name: "1"}, [name], "no cure") for name in ("OMP_PROC_BIND", "PYTHONHASHSEED", "WANDB_MODE")),
+    ],
+)
+def test_what_nothing_reads_is_not_called_no_cure(sets: dict[str, str], unnamed: list[str] | None, kind: str) -> None:
+    triage = Triage()
+    for number, cell in enumerate((NONE, Cell("it", sets, unnamed=unnamed, trials=40))):
+        for each in records(replace(cell, trials=40), {*sets}, {}):
+            passed = each["trial_index"] % 2 == 0
+            each |= {
+                "exit_status": "ok" if passed else "workload_failed",
+                "result": {**each["result"], "passed": passed},
+                "started_at": f"2026-01-01T00:{each['trial_index']:02}:{number}0.000+00:00",
+            }
+            triage.add(facts_of(each, f"{number}/trial_{each['trial_index']}.json"))
+    row = triage.table().rows[1]
+    assert row.verdict.kind == kind
+    assert (row.effect is not None and row.effect.is_inert) == (kind == "not read" or unnamed == ["WANDB_MODE"])
+    if kind == "not read":
+        assert row.verdict.reason == "it: NCCL_P2P_DISABLE is named by nothing that is loaded"
