@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import jsonschema
@@ -17,7 +17,7 @@ from pytest_aorta.trials.outcome import Observation, doubts, recorded_result, wa
 from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
 from pytest_aorta.trials.result import TrialResult
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "trial_result.schema.json").read_text())
+SCHEMA = json.loads((files("pytest_aorta") / "schemas" / "trial_result.schema.json").read_text())
 
 
 def is_refused(data: dict[str, Any]) -> str | None:
