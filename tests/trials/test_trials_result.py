@@ -123,25 +123,23 @@ def test_keys_of_a_later_schema_are_ignored() -> None:
     assert TrialResult.from_dict(data) == TrialResult.from_dict(record())
 
 
-@pytest.mark.parametrize(
-    ("path", "named"),
-    [
+def test_a_missing_field_is_named() -> None:
+    cases: list[tuple[tuple[str, ...], str]] = [
         (("trial_id",), "trial_id"),
         (("exit_status",), "exit_status"),
         (("result",), "result"),
         (("result", "passed"), "result.passed"),
         (("execution_env", "kind"), "execution_env.kind"),
-    ],
-)
-def test_a_missing_field_is_named(path: tuple[str, ...], named: str) -> None:
-    data = record()
-    holder = data
-    for key in path[:-1]:
-        holder = holder[key]
-    del holder[path[-1]]
+    ]
+    for path, named in cases:
+        data = record()
+        holder = data
+        for key in path[:-1]:
+            holder = holder[key]
+        del holder[path[-1]]
 
-    with pytest.raises(pydantic.ValidationError) as caught:
-        TrialResult.from_dict(data)
+        with pytest.raises(pydantic.ValidationError) as caught:
+            TrialResult.from_dict(data)
 
-    assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [named]
-    assert named in str(caught.value)
+        assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [named]
+        assert named in str(caught.value)
