@@ -226,9 +226,10 @@ def _kind(kind: Any) -> str:
 
 
 def _record() -> str:
-    schema = json.loads((ROOT / "docs" / "trial_result.schema.json").read_text())
+    schema = json.loads((ROOT / "pytest_aorta" / "schemas" / "trial_result.schema.json").read_text())
     about = (
-        "[The JSON Schema](../trial_result.schema.json) of a trial file, key by key; [results](results.md) explains it."
+        "The JSON Schema of a trial file, `schemas/trial_result.schema.json` in the package, key by key;"
+        " [results](results.md) explains it."
     )
     text = _page("Schema of a record", about)
     for name, part in [("The record", schema), *sorted(schema["$defs"].items())]:

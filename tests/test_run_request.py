@@ -159,42 +159,41 @@ def test_every_field_has_an_option_and_a_table_of_what_it_refuses() -> None:
     assert set(ODD) == set(REFUSED) - {"extra-env", "elastic", "host"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "field", "option", "text"),
-    [(*field, text) for field in fields() for text in REFUSED[field[2]][0] if field[1] != "elastic"],
-)
-def test_a_text_is_refused_in_the_words_of_the_command_line(kind: type, field: str, option: str, text: str) -> None:
-    with pytest.raises(OptionError) as theirs:
-        read_selection(typed(**{BY_NAME[option].ini: [text] if BY_NAME[option].repeat else text}), {})
-    value = text if field != "config_overrides" else {text.partition("=")[0]: 1} if text[0] == "=" else text
-    with pytest.raises(RequestError) as ours:
-        request_with(kind, field, value)
-    source, _, words = str(theirs.value).partition(": ")
-    assert source == BY_NAME[option].flag
-    if field == "config_overrides":
-        words = words.replace(repr(text), repr(value))
-    if field == "trials":  # of one cell, there is none to be decided
-        words = words.removesuffix(", or auto")
-    assert str(ours.value) == f"{kind.__name__}.{field}: {words}"
-    assert str(ours.value).endswith(REFUSED[option][1]) or option == "extra-env"
+def test_a_text_is_refused_in_the_words_of_the_command_line() -> None:
+    for kind, field, option, text in [
+        (*each, text) for each in fields() for text in REFUSED[each[2]][0] if each[1] != "elastic"
+    ]:
+        with pytest.raises(OptionError) as theirs:
+            read_selection(typed(**{BY_NAME[option].ini: [text] if BY_NAME[option].repeat else text}), {})
+        value = text if field != "config_overrides" else {text.partition("=")[0]: 1} if text[0] == "=" else text
+        with pytest.raises(RequestError) as ours:
+            request_with(kind, field, value)
+        source, _, words = str(theirs.value).partition(": ")
+        assert source == BY_NAME[option].flag
+        if field == "config_overrides":
+            words = words.replace(repr(text), repr(value))
+        if field == "trials":  # of one cell, there is none to be decided
+            words = words.removesuffix(", or auto")
+        assert str(ours.value) == f"{kind.__name__}.{field}: {words}"
+        assert str(ours.value).endswith(REFUSED[option][1]) or option == "extra-env"
 
 
-@pytest.mark.parametrize(
-    ("kind", "field", "option", "value"),
-    [(*field, value) for field in fields() for value in ODD.get(field[2], ())],
-    ids=str,
-)
-def test_a_value_is_refused_in_the_same_words(kind: type, field: str, option: str, value: Any) -> None:
-    with pytest.raises(RequestError) as caught:
-        request_with(kind, field, value)
-    assert str(caught.value) == f"{kind.__name__}.{field}: {value!r} is not valid; expected {REFUSED[option][1]}"
+def test_a_value_is_refused_in_the_same_words() -> None:
+    for kind, field, option, value in [(*each, value) for each in fields() for value in ODD.get(each[2], ())]:
+        with pytest.raises(RequestError) as caught:
+            request_with(kind, field, value)
+        assert str(caught.value) == f"{kind.__name__}.{field}: {value!r} is not valid; expected {REFUSED[option][1]}"
 
 
-@pytest.mark.parametrize(("field", "name"), [("execution", "Execution"), ("limits", "Limits"), ("resources", "Resour")])
-@pytest.mark.parametrize("value", [None, "fork", {"nproc": 2}])
-def test_a_group_of_fields_is_of_its_class(field: str, name: str, value: Any) -> None:
-    with pytest.raises(RequestError, match=rf"^RunRequest\.{field}: {re.escape(repr(value))} .*; expected {name}"):
-        RunRequest("gemm", 1, **{field: value})
+def test_a_group_of_fields_is_of_its_class() -> None:
+    value_cases: list[Any] = [None, "fork", {"nproc": 2}]
+    for value in value_cases:
+        field_cases: list[tuple[str, str]] = [("execution", "Execution"), ("limits", "Limits"), ("resources", "Resour")]
+        for field, name in field_cases:
+            with pytest.raises(
+                RequestError, match=rf"^RunRequest\.{field}: {re.escape(repr(value))} .*; expected {name}"
+            ):
+                RunRequest("gemm", 1, **{field: value})
 
 
 def test_what_the_command_line_takes_a_field_takes() -> None:

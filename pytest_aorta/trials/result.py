@@ -295,8 +295,6 @@ class TrialResult(_Part):
         return cls.model_validate(from_aorta(data) if is_of_aorta(data) else data, context=ENCODED)
 
 
-# The JSON Schema of a trial file.
-#
 @dataclass(frozen=True)
 class Judgement:
     """What another plugin says of a trial that has ended, see ``pytest_aorta_trial_result``.
@@ -323,11 +321,11 @@ def with_judgement(record: TrialResult, said: Judgement) -> TrialResult:
     return record.model_copy(update={"result": result, **changes})
 
 
-# ``python -m pytest_aorta.trials.result > docs/trial_result.schema.json`` publishes it.
-
-
 def schema_text() -> str:
-    """The schema of what ``TrialResult.to_dict()`` gives, as indented JSON with sorted keys."""
+    """The schema of what ``TrialResult.to_dict()`` gives, as indented JSON with sorted keys.
+
+    ``python -m pytest_aorta.trials.result > pytest_aorta/schemas/trial_result.schema.json`` publishes it.
+    """
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **TrialResult.model_json_schema(mode="serialization"),

@@ -1,4 +1,4 @@
-"""The CI files of ``examples/ci`` are valid, and their commands do what they say."""
+"""The CI files, those of ``examples/ci`` and our own, are valid; the commands of the examples do what they say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from support.stage import Stage
 from support.workloads import SIMPLE
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "ci"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "ci"
 
 SCHEMAS = {
     "github-actions.yml": ["--builtin-schema", "vendor.github-workflows"],
@@ -43,16 +44,34 @@ def load(name: str) -> Any:
     return yaml.YAML(typ="safe", pure=True).load((EXAMPLES / name).read_text().replace("--jobs 4", "--jobs 2"))
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_a_file_has_the_form_that_its_ci_has(name: str) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([*options, str(EXAMPLES / name)] for name, options in SCHEMAS.items()),
+        ["--builtin-schema", "vendor.github-workflows", *map(str, (ROOT / ".github" / "workflows").iterdir())],
+        [
+            *("--builtin-schema", "vendor.github-issue-forms"),
+            *map(str, (ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml")),
+        ],
+    ],
+    ids=[*SCHEMAS, "workflows", "forms"],
+)
+def test_a_file_has_the_form_that_its_ci_has(words: list[str]) -> None:
     pytest.importorskip("check_jsonschema", reason="has the schemas of CI files")
-    words = [sys.executable, "-m", "check_jsonschema", *SCHEMAS[name], str(EXAMPLES / name)]
+    words = [sys.executable, "-m", "check_jsonschema", *words]
     result = subprocess.run(words, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_every_example_is_checked() -> None:
     assert {path.name for path in EXAMPLES.iterdir()} == set(SCHEMAS)
+
+
+def test_hooks_before_a_commit_and_make_have_the_checks_of_ci() -> None:
+    checks = ("ruff check", "ruff format", "mypy", "lint-imports")
+    for name in (".ci/run", "Makefile", ".pre-commit-config.yaml"):
+        found = {check for check in checks if check in (ROOT / name).read_text()}
+        assert found == {*checks}, name
 
 
 class Runners:

@@ -201,8 +201,9 @@ def test_a_rank_that_fails_once_is_started_again(restarted: tuple[Stage, pytest.
     assert {rank["exit_code"] or rank["signal"] for rank in attempt["ranks"]} <= {1, "SIGTERM", None}
     assert "the first time" in str(attempt["ranks"][1]["error_file"])
     kept = [artifact for artifact in trial["artifacts"] if "stdout" in artifact]
-    logs = {(stage.results / "FailsOnce" / trial["artifacts"][artifact]).read_text() for artifact in kept}
-    assert {"rank 0 prints\n", "rank 1 prints\n"} <= logs
+    logs = [(stage.results / "FailsOnce" / trial["artifacts"][artifact]).read_text() for artifact in kept]
+    # Some versions of torch have gloo print a line of its own.
+    assert {"rank 0 prints", "rank 1 prints"} <= {line for log in logs for line in log.splitlines()}
     for number in (0, 1):
         assert [artifact for artifact in kept if f"attempt_{number}/" in artifact] != []
     # Of one that fails always, the last attempt is the trial's.
@@ -245,7 +246,7 @@ def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(Version(version("torch")) < Version("2.8"), reason="this torch records collectives of NCCL only")
+@pytest.mark.skipif(Version(version("torch")) < Version("2.10"), reason="this torch serves collectives of NCCL only")
 def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stage) -> None:
     # What the model imports in run() would count as no progress.
     sums.write(waits="import torch.distributed.tensor\nfrom sums import WaitsInCpp as WaitsInCpp\n")

@@ -82,6 +82,7 @@ def test_clean_spares_jobs_and_running_actions(folder: Path) -> None:
         assert command("clean").stderr == "Error: actions of this recipe run now; wait for their end, or --force\n"
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_trial_files_are_found_and_what_has_changed_since_is_stale(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

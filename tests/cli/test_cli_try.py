@@ -21,9 +21,8 @@ OWN = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 TRY = (sys.executable, "-m", "pytest_aorta", "try")
 
 
-@pytest.mark.parametrize(
-    ("lines", "options"),
-    [
+def test_steps_and_metrics_are_guessed_from_lines() -> None:
+    cases: list[tuple[list[str], dict[str, str]]] = [
         (["step 1 loss 11.0", "step 2 loss nan"], {"metric": r"step *(?P<step>\d+).*?\bloss *(?P<loss>\S+)"}),
         (
             ["Epoch 1 | Step 20/100 | loss=0.4", "Epoch 1 | Step 40/100 | loss=0.3"],
@@ -59,27 +58,24 @@ TRY = (sys.executable, "-m", "pytest_aorta", "try")
         (["{'loss': '2.3', 'epoch': '0.5'}", "{'loss': '2.1', 'epoch': '1.0'}"], {"metrics-from": "hf"}),
         (["step 1 loss 11.0"], {}),  # one line says nothing about others
         (["loading 2 files", "done in 3 s"], {}),
-    ],
-)
-def test_steps_and_metrics_are_guessed_from_lines(lines: list[str], options: dict[str, str]) -> None:
-    assert guessed_options(lines) == options
-    for expression in filter(None, [options.get("metric")]):
-        assert all(re.search(expression, line) for line in lines)
+    ]
+    for lines, options in cases:
+        assert guessed_options(lines) == options
+        for expression in filter(None, [options.get("metric")]):
+            assert all(re.search(expression, line) for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_a_wrong_line_is_refused() -> None:
+    cases: list[tuple[list[str], str]] = [
         ([], "Missing argument 'PROGRAM"),
         (["--time", "soon", "--", "true"], "--time: 'soon' is not valid; expected a number of seconds above 0"),
         (["python train.py | tee log"], "no '|' outside of quotes"),
         (["--", "OMP_NUM_THREADS=1", "python"], "for variables, --aorta-extra-env NAME=VALUE"),
-    ],
-)
-def test_a_wrong_line_is_refused(words: list[str], said: str) -> None:
-    result = command("try", *words)
-    assert result.exit_code == 2
-    assert said in result.output
+    ]
+    for words, said in cases:
+        result = command("try", *words)
+        assert result.exit_code == 2
+        assert said in result.output
 
 
 def test_what_a_command_does_is_said_with_the_line_that_measures_it(stage: Stage) -> None:
@@ -216,19 +212,17 @@ def test_two_ends_of_a_metric_are_two_outcomes(stage: Stage) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("values", "groups"),
-    [
+def test_groups_of_numbers() -> None:
+    cases: list[tuple[list[float], tuple[tuple[float, int], ...] | None]] = [
         ([0.841] * 9 + [0.859] * 6, ((0.841, 9), (0.859, 6))),
         ([1.0, 1.001, 1.0005, 1.5, 1.5002, 1.5], ((1.0005, 3), (1.5, 3))),
         ([0.1, 0.22, 0.31, 0.39, 0.5, 0.61], None),
         ([0.841] * 5 + [0.859], None),
         ([0.841] * 9, None),
         ([0.841, 0.841, 0.859, 0.859], None),
-    ],
-)
-def test_groups_of_numbers(values: list[float], groups: tuple[tuple[float, int], ...] | None) -> None:
-    assert two_groups(values) == groups
+    ]
+    for values, groups in cases:
+        assert two_groups(values) == groups
 
 
 @pytest.mark.parametrize("way", ["option", pytest.param("file", marks=pytest.mark.slow), "pipe"])

@@ -42,21 +42,19 @@ def test_the_command_line_of_each_engine() -> None:
     assert "--userns" not in line("podman", ROOT)
 
 
-@pytest.mark.parametrize(
-    ("engine", "uid", "gpu", "words"),
-    [
+def test_the_gpus_of_this_host_are_in_the_container() -> None:
+    cases: list[tuple[Engine, int, Any, list[str]]] = [
         ("docker", 0, "nvidia", ["--gpus=all"]),
         ("podman", 0, "nvidia", ["--device=nvidia.com/gpu=all"]),
         ("docker", 0, "amd", ["--device=/dev/kfd", "--device=/dev/dri", "--group-add=44", "--group-add=109"]),
         ("podman", 1000, "amd", ["--device=/dev/kfd", "--group-add=keep-groups"]),
-    ],
-)
-def test_the_gpus_of_this_host_are_in_the_container(engine: Engine, uid: int, gpu: Any, words: list[str]) -> None:
-    with_gpu = line(engine, Caller(uid, uid, "me", gpu, (44, 109)))
-    without = line(engine, Caller(uid, uid, "me"))
+    ]
+    for engine, uid, gpu, words in cases:
+        with_gpu = line(engine, Caller(uid, uid, "me", gpu, (44, 109)))
+        without = line(engine, Caller(uid, uid, "me"))
 
-    assert [word for word in words if f" {word} " not in with_gpu] == []
-    assert [word for word in words if word in without] == []
+        assert [word for word in words if f" {word} " not in with_gpu] == []
+        assert [word for word in words if word in without] == []
 
 
 def test_what_this_host_has(tmp_path: Path) -> None:

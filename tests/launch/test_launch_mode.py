@@ -47,9 +47,8 @@ def resolve(description: tuple[str, int], environ: Mapping[str, str], **fields: 
     return resolve_launch(replace(SPEC, execution=Execution(**fields)), *description, environ)
 
 
-@pytest.mark.parametrize(
-    ("description", "environ", "fields", "launch"),
-    [
+def test_what_starts_the_ranks() -> None:
+    cases: list[tuple[tuple[str, int], dict[str, str], dict[str, Any], LaunchPlan]] = [
         (SINGLE, {}, {}, LaunchPlan("single")),
         (SINGLE, {}, {"nproc": 1}, LaunchPlan("single")),
         (SINGLE, {"WORLD_SIZE": "1"}, {}, LaunchPlan("single")),
@@ -64,21 +63,16 @@ def resolve(description: tuple[str, int], environ: Mapping[str, str], **fields: 
         (distributed(2), {}, {"nproc": 4}, LaunchPlan("elastic", 4)),
         (distributed(2), {}, {"isolation": "spawn"}, LaunchPlan("elastic", 2)),
         (distributed(2), {}, {"launcher": "torchrun", "nproc": 3}, LaunchPlan("torchrun", 3)),
-    ],
-    ids=str,
-)
-def test_what_starts_the_ranks(
-    description: tuple[str, int], environ: dict[str, str], fields: dict[str, Any], launch: LaunchPlan
-) -> None:
-    assert resolve(description, environ, **fields) == launch
+    ]
+    for description, environ, fields, launch in cases:
+        assert resolve(description, environ, **fields) == launch
 
 
 TOO_FEW = r"^workload w requires WORLD_SIZE >= 8 \(got 2\); launch with torchrun --nproc_per_node=8 -m pytest"
 
 
-@pytest.mark.parametrize(
-    ("description", "environ", "fields", "message"),
-    [
+def test_what_cannot_be_launched_is_refused_with_what_to_type() -> None:
+    cases: list[tuple[tuple[str, int], dict[str, str], dict[str, Any], str]] = [
         (
             distributed(2),
             {"WORLD_SIZE": "2"},
@@ -93,35 +87,30 @@ TOO_FEW = r"^workload w requires WORLD_SIZE >= 8 \(got 2\); launch with torchrun
         (distributed(2), {}, {"launcher": "external"}, r"requires WORLD_SIZE >= 2 \(got 1\); launch with torchrun"),
         (distributed(1), {}, {"launcher": "external"}, r"external: pytest is not a rank, .* launch with torchrun"),
         (distributed(1), {"WORLD_SIZE": "1"}, {"launcher": "external"}, r"RANK and WORLD_SIZE are not set"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_launched_is_refused_with_what_to_type(
-    description: tuple[str, int], environ: dict[str, str], fields: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(LaunchModeError, match=message):
-        resolve(description, environ, **fields)
+    ]
+    for description, environ, fields, message in cases:
+        with pytest.raises(LaunchModeError, match=message):
+            resolve(description, environ, **fields)
 
 
-@pytest.mark.parametrize("text", ["two", "", "1.5", "0", "-1"])
-def test_a_world_size_that_is_no_positive_integer_is_refused(text: str) -> None:
-    with pytest.raises(LaunchModeError, match=rf"^WORLD_SIZE='{text}' in the environment is not a positive integer$"):
-        resolve(SINGLE, rank_of(text))
+def test_a_world_size_that_is_no_positive_integer_is_refused() -> None:
+    for text in ["two", "", "1.5", "0", "-1"]:
+        with pytest.raises(
+            LaunchModeError, match=rf"^WORLD_SIZE='{text}' in the environment is not a positive integer$"
+        ):
+            resolve(SINGLE, rank_of(text))
 
 
-@pytest.mark.parametrize(
-    ("environ", "size", "rank", "under"),
-    [
+def test_what_the_variables_of_a_launcher_say() -> None:
+    cases: list[tuple[dict[str, str], int, int, bool]] = [
         ({}, 1, 0, False),
         ({"WORLD_SIZE": " 4 "}, 4, 0, False),
         ({"RANK": "3"}, 1, 3, False),
         ({"RANK": "first"}, 1, 0, False),
         (rank_of(2, 1), 2, 1, True),
-    ],
-    ids=str,
-)
-def test_what_the_variables_of_a_launcher_say(environ: dict[str, str], size: int, rank: int, under: bool) -> None:
-    assert (world_size(environ), own_rank(environ), under_launcher(environ)) == (size, rank, under)
+    ]
+    for environ, size, rank, under in cases:
+        assert (world_size(environ), own_rank(environ), under_launcher(environ)) == (size, rank, under)
 
 
 # The nodes of a run.
@@ -194,9 +183,8 @@ STEP = {
 SCRIPT = {name: value for name, value in STEP.items() if "STEP" not in name} | {"SLURM_NODEID": "0"}
 
 
-@pytest.mark.parametrize(
-    ("nnodes", "environ", "said"),
-    [
+def test_nodes_that_would_never_meet() -> None:
+    cases: list[tuple[tuple[int, int], dict[str, str], str]] = [
         (
             (2, 2),
             SCRIPT,
@@ -210,18 +198,16 @@ SCRIPT = {name: value for name, value in STEP.items() if "STEP" not in name} | {
             {**STEP, "SLURM_STEP_NUM_TASKS": "8"},
             r"SLURM_STEP_NUM_TASKS=8 on 2 nodes, but one pytest",
         ),
-    ],
-    ids=["script", "too_few_nodes", "too_few_nodes_of_some", "too_many_nodes", "several_tasks_on_a_node"],
-)
-def test_nodes_that_would_never_meet(nnodes: tuple[int, int], environ: dict[str, str], said: str) -> None:
-    with pytest.raises(LaunchModeError, match=said):
-        check_step(ElasticOptions(nnodes=nnodes), environ)
-    for right in ((2, 2), (1, 2), (2, 4)):
-        check_step(ElasticOptions(nnodes=right), STEP)
-    # The user knows better; and there is nothing to know without SLURM, or of one node.
-    check_step(ElasticOptions(nnodes=nnodes, node_rank=0), environ)
-    check_step(ElasticOptions(), environ)
-    check_step(ElasticOptions(nnodes=nnodes), {})
+    ]
+    for nnodes, environ, said in cases:
+        with pytest.raises(LaunchModeError, match=said):
+            check_step(ElasticOptions(nnodes=nnodes), environ)
+        for right in ((2, 2), (1, 2), (2, 4)):
+            check_step(ElasticOptions(nnodes=right), STEP)
+        # The user knows better; and there is nothing to know without SLURM, or of one node.
+        check_step(ElasticOptions(nnodes=nnodes, node_rank=0), environ)
+        check_step(ElasticOptions(), environ)
+        check_step(ElasticOptions(nnodes=nnodes), {})
 
 
 #: What the second task of ``srun -n 2`` sees.
@@ -237,21 +223,18 @@ def test_tasks_that_would_all_run_the_same_trials() -> None:
     check_tasks(Path("results"), ElasticOptions(nnodes=(2, 2)), {**STEP, "SLURM_PROCID": "1"})
 
 
-@pytest.mark.parametrize(
-    ("environ", "results"),
-    [
+def test_tasks_that_do_not_share_a_results_directory() -> None:
+    cases: list[tuple[dict[str, str], str]] = [
         ({}, "results"),
         (SCRIPT, "results"),
         ({**TASK, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "results"),
-        (TASK, "/data/results-1"),
+        (TASK, "/data/results-1"),  # a directory, or a folder, of its own
         (TASK, "/data/1/results"),
         ({**TASK, "RANK": "1", "WORLD_SIZE": "2"}, "results"),
-        ({**TASK, "SLURM_PROCID": "0", "SLURM_PTY_PORT": "45933"}, "results"),
-    ],
-    ids=["no_job", "script", "one_task", "directory_of_its_own", "folder_of_its_own", "rank", "typed_in_a_terminal"],
-)
-def test_tasks_that_do_not_share_a_results_directory(environ: dict[str, str], results: str) -> None:
-    check_tasks(Path(results), ElasticOptions(), environ)
+        ({**TASK, "SLURM_PROCID": "0", "SLURM_PTY_PORT": "45933"}, "results"),  # typed in a terminal
+    ]
+    for environ, results in cases:
+        check_tasks(Path(results), ElasticOptions(), environ)
 
 
 def test_steps_that_share_a_node_meet_at_ports_of_their_own() -> None:

@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
 from hypothesis import event as note
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -267,9 +266,8 @@ HOST = {"runtime_context": {"container": None}, "torch": {"hip": None}, "acceler
 UNKNOWN = EnvSnapshot.unavailable("it died").to_dict()
 
 
-@pytest.mark.parametrize(
-    ("image", "env", "expected", "finding"),
-    [
+def test_an_image() -> None:
+    cases: list[tuple[str, dict[str, Any], bool | None, str]] = [
         ("lab/x", HOST, False, "the trial ran in no container"),
         ("lab/x", UNKNOWN, None, "it is not known"),
         ("lab/x", within(kind="docker"), None, "in a docker container, which does not show its image"),
@@ -283,15 +281,14 @@ UNKNOWN = EnvSnapshot.unavailable("it died").to_dict()
         ("localhost:5000/x", within(image="localhost:5000/x:latest"), True, "of this image"),
         ("/images/x.sif", within(kind="singularity", image="/images/../images/x.sif"), True, "of this image"),
         ("/images/x.sif", within(kind="singularity", image="/images/y.sif"), False, "of /images/y.sif"),
-    ],
-)
-def test_an_image(image: str, env: dict[str, Any], expected: bool | None, finding: str) -> None:
-    claimed = environment(docker=image)
-    [claim] = check_claims(claimed, env)
+    ]
+    for image, env, expected, finding in cases:
+        claimed = environment(docker=image)
+        [claim] = check_claims(claimed, env)
 
-    assert (claim.claim, claim.verified) == (f"image {image}", expected)
-    assert finding in claim.found
-    assert (warning_of(claimed, [claim]) is None) == (expected is not False)
+        assert (claim.claim, claim.verified) == (f"image {image}", expected)
+        assert finding in claim.found
+        assert (warning_of(claimed, [claim]) is None) == (expected is not False)
 
 
 def test_the_id_of_an_image_counts_more_than_its_name_and_for_an_entered_one_any_container_will_do() -> None:
@@ -315,9 +312,8 @@ def test_a_venv_by_the_prefix_of_the_interpreter(tmp_path: Path) -> None:
     assert verified(here, UNKNOWN) is None
 
 
-@pytest.mark.parametrize(
-    ("claimed", "hip", "installed", "expected"),
-    [
+def test_a_release_of_rocm() -> None:
+    cases: list[tuple[str, str | None, str | None, bool]] = [
         ("7.0", "7.0.51831-a1b2c3", None, True),
         ("7.0.2", None, "7.0.2-115", True),
         ("rocm-7.0", None, "7.0.2-115", True),
@@ -326,15 +322,14 @@ def test_a_venv_by_the_prefix_of_the_interpreter(tmp_path: Path) -> None:
         ("7.0", "7.0.51831", "6.4.1-83", True),
         ("7", None, "7.0.2-115", True),
         ("7.0", None, None, False),
-    ],
-)
-def test_a_release_of_rocm(claimed: str, hip: str | None, installed: str | None, expected: bool) -> None:
-    rocm = None if installed is None else {"path": "/opt/rocm-x", "version": installed}
+    ]
+    for claimed, hip, installed, expected in cases:
+        rocm = None if installed is None else {"path": "/opt/rocm-x", "version": installed}
 
-    [claim] = check_claims(environment(rocm=claimed), {"torch": {"hip": hip}, "accelerator": {"rocm": rocm}})
+        [claim] = check_claims(environment(rocm=claimed), {"torch": {"hip": hip}, "accelerator": {"rocm": rocm}})
 
-    assert claim.verified is expected
-    assert (hip or installed or "there is no ROCm") in claim.found
+        assert claim.verified is expected
+        assert (hip or installed or "there is no ROCm") in claim.found
 
 
 def test_rocm_by_its_path_or_by_the_wheel_of_a_torch_that_was_not_imported(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
+@pytest.mark.usefixtures("as_users_have_it")
 def test_bad_host_is_one_message_before_anything_starts(beside: Stage, name: str) -> None:
     spec, message = BAD[name]
     result = beside.run_here(*workloads("tells"), *ONE, "--aorta-host", spec)

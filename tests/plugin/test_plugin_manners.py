@@ -18,6 +18,7 @@ def test_plugin_can_be_switched_off(simple: Stage) -> None:
     result.stderr.fnmatch_lines(["*unrecognized arguments: --aorta-workload*"])
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_header_and_table(simple: Stage) -> None:
     options = ("--aorta-workload", "simple", "--aorta-trials", "3", "--aorta-mitigations", "none")
     result = simple.run_here(*options, "--aorta-mitigations", "omp_1", "--aorta-results-dir", "out/here")

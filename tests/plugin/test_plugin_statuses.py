@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +75,7 @@ def test_every_ending_has_its_status_and_its_word(every: tuple[Stage, pytest.Run
 
 
 def test_records_fit_the_published_schema_come_back_and_name_artifacts(every: tuple[Stage, pytest.RunResult]) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "trial_result.schema.json").read_text()
+    text = (files("pytest_aorta") / "schemas" / "trial_result.schema.json").read_text()
     schema = jsonschema.Draft202012Validator(json.loads(text))
     stage, _ = every
     for path, trial in stage.trials().items():

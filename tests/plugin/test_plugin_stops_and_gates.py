@@ -54,6 +54,7 @@ def per_cell(stage: Stage) -> dict[str, int]:
 UNTIL_DECIDED = ("--aorta-workload", "flaky", *CELLS, "--aorta-stop=decided", "--aorta-trials", "40")
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_trials_of_decided_cells_are_skipped_with_the_reason(flaky: Stage) -> None:
     done = flaky.run_here(*UNTIL_DECIDED, "-rs")
     assert per_cell(flaky) == {"local-none": 8, "local-fixed": 8}
@@ -64,17 +65,20 @@ def test_trials_of_decided_cells_are_skipped_with_the_reason(flaky: Stage) -> No
     assert "SKIPPED [32] aorta::flaky[local-fixed]: decided: fixes (0 of 8 against 8 of 8)" in said
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_a_fix_needs_no_fresh_trials_where_that_is_asked_for(flaky: Stage) -> None:
     flaky.run_here(*UNTIL_DECIDED, "--aorta-stop=decided,confirm=0")
     assert max(per_cell(flaky).values()) < 8
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_the_first_fix_ends_all_trials(flaky: Stage) -> None:
     done = flaky.run_here(*UNTIL_DECIDED, "--aorta-mitigations", "other", "--aorta-stop=first-fix", "-rs")
     assert max(per_cell(flaky).values()) < 15
     assert "the first fix is found: local-fixed" in done.stdout.str()
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_of_many_cells_the_hopeless_ones_are_given_up_and_the_table_says_when(flaky: Stage) -> None:
     others = [word for name in ("A=1", "B=1", "C=1") for word in ("--aorta-mitigations", name)]
     done = flaky.run_here(*UNTIL_DECIDED, "--aorta-trials", "30", *others)
@@ -130,6 +134,7 @@ def gated(stage: Stage, *gates: str, more: tuple[str, ...] = ()) -> pytest.RunRe
     return stage.run_here("--aorta-workload", "flaky", *CELLS, "--aorta-trials", "5", *given, *more)
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_failing_trials_are_no_failure_where_the_gates_hold(flaky: Stage) -> None:
     done = gated(flaky, "failure_rate<=0.02", "verdict(fixed)==fixes", more=("--junitxml", "junit.xml"))
     assert done.ret == 0

@@ -58,7 +58,7 @@ def in_a_fresh_process(code: str, cwd: Path | None = None, **variables: str) -> 
     environ.pop("MKL_NUM_THREADS", None)
     command = [sys.executable, "-c", setup + code]
     done = subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])  # gloo of torch 2.9 prints, too
 
 
 TELL = "\nend = collect_end()\nprint(json.dumps([end, extra]))"
@@ -108,7 +108,7 @@ torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore()
     assert any("ATen parallel backend" in line for line in facts["parallel_info"])
 
     torch = end["torch"]
-    assert torch["cpu_capability"] == "DEFAULT"
+    assert torch["cpu_capability"] in ("DEFAULT", "NO AVX")  # as torch 2.6 calls it
     assert torch["deterministic"] == {"algorithms": True, "warn_only": True, "fill_uninitialized_memory": True}
     assert torch["default_dtype"] == "torch.float64"
     assert torch["threads"]["intraop"] == 1

@@ -88,17 +88,15 @@ def test_fresh_memory_is_filled_and_larger_blocks_get_a_mapping_of_their_own() -
     assert int(seen_by_a_process_with("none", code)) == 0
 
 
-@pytest.mark.parametrize(
-    ("fields", "kind"),
-    [
+def test_the_kind_of_an_environment_is_the_outermost_thing_it_asks_for() -> None:
+    cases: list[tuple[dict[str, str], str]] = [
         ({"docker": "image", "venv": "/v", "rocm": "7.0"}, "docker"),
         ({"venv": "/v", "rocm": "7.0"}, "venv"),
         ({"rocm": "7.0"}, "rocm"),
         ({}, "local"),
-    ],
-)
-def test_the_kind_of_an_environment_is_the_outermost_thing_it_asks_for(fields: dict[str, str], kind: str) -> None:
-    assert Environment("x", source_package="here", **fields).kind == kind  # type: ignore[arg-type]
+    ]
+    for fields, kind in cases:
+        assert Environment("x", source_package="here", **fields).kind == kind  # type: ignore[arg-type]
 
 
 def test_the_values_of_variables_do_not_show_in_representations() -> None:

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.triage_facts import trials
@@ -89,11 +88,11 @@ def test_where_either_suffices_one_is_left() -> None:
     assert found.left in (("C",), ("F",))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_what_only_reduces_is_found_too(seed: int) -> None:
-    found = searched(by_chance(0.8, 0.1, "B", "G", seed=seed), most=200)
-    assert found.left == ("B", "G")
-    assert any(each.failures for each in found.tried if each.answer == "acts")
+def test_what_only_reduces_is_found_too() -> None:
+    for seed in range(4):
+        found = searched(by_chance(0.8, 0.1, "B", "G", seed=seed), most=200)
+        assert found.left == ("B", "G")
+        assert any(each.failures for each in found.tried if each.answer == "acts")
 
 
 def test_a_fault_that_goes_away_ends_the_search_with_these_words() -> None:
@@ -104,9 +103,8 @@ def test_a_fault_that_goes_away_ends_the_search_with_these_words() -> None:
     assert sentence.startswith("the fault went away: the baseline fails no more. So far, of eight, ")
 
 
-@pytest.mark.parametrize(
-    ("act", "sentence"),
-    [
+def test_without_a_failing_baseline_and_a_set_that_acts_there_is_nothing_to_do() -> None:
+    cases: list[tuple[Act, str]] = [
         (
             fixed_by("X"),
             "nothing to minimize: eight does not fix it, nor makes it much rarer: 9 of 9 trials failed, 9 of 9 without",
@@ -117,12 +115,11 @@ def test_a_fault_that_goes_away_ends_the_search_with_these_words() -> None:
             lambda variables, index: "ok" if variables else "did not run",
             "nothing to minimize: no trial of the baseline came to its main work",
         ),
-    ],
-)
-def test_without_a_failing_baseline_and_a_set_that_acts_there_is_nothing_to_do(act: Act, sentence: str) -> None:
-    found = searched(act)
-    assert found.left is None
-    assert conclusion(found, "eight")[1].startswith(sentence)
+    ]
+    for act, sentence in cases:
+        found = searched(act)
+        assert found.left is None
+        assert conclusion(found, "eight")[1].startswith(sentence)
 
 
 def test_a_set_that_does_nothing_is_not_tried_to_the_end() -> None:

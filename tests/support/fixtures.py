@@ -29,7 +29,7 @@ def imported() -> None:
 def stage(imported: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     for name in set(os.environ) - set(Stage(pytester.path).environ()):
         monkeypatch.delenv(name)
-    # Runs in this process choose as users' do, but for how fast this machine is beside other tests.
+    # Runs in this process with isolation `auto` choose as users' do, but for how fast this machine is just now.
     monkeypatch.setattr("pytest_aorta.launch.host.starts.QUICK", math.inf)
     stage = Stage(pytester.path, pytester)
     monkeypatch.setenv(MARK, stage.mark)

@@ -159,7 +159,12 @@ class Stage:
     def run_here(self, *arguments: Argument) -> pytest.RunResult:
         assert self._pytester is not None
         words = [os.fspath(word) for word in arguments]
-        return self._pytester.runpytest_inprocess(*PYTEST[3:], *words, syspathinsert=True)
+        with pytest.MonkeyPatch.context() as patch:
+            # Of a replay, the record says it.
+            if self.isolation is not None and not any(word.startswith("--aorta-replay") for word in words):
+                before = os.environ.get("PYTEST_ADDOPTS", "")
+                patch.setenv("PYTEST_ADDOPTS", f"--aorta-isolation {self.isolation} {before}".strip())
+            return self._pytester.runpytest_inprocess(*PYTEST[3:], *words, syspathinsert=True)
 
     def torchrun(self, ranks: int, *arguments: Argument, env: Mapping[str, str] | None = None) -> pytest.RunResult:
         """Run ``torchrun --nproc_per_node=RANKS -m pytest ...``, on a port of its own."""

@@ -33,33 +33,30 @@ def failed(status: str, phase: str = "run", kind: str = "exception", **result: A
     return record(exit_status=status, failure=failure, result={"passed": status == "ok", **result})
 
 
-@pytest.mark.parametrize(("status", "phase"), OUTCOMES)
-@pytest.mark.parametrize("main_work_started", [None, True])
-def test_the_outcome_follows_from_status_and_phase(status: str, phase: str, main_work_started: bool | None) -> None:
-    trial = failed(status, phase, main_work_started=main_work_started)
-    assert classify_outcome(trial) == OUTCOMES[status, phase]
+def test_the_outcome_follows_from_status_and_phase() -> None:
+    for main_work_started in [None, True]:
+        for status, phase in OUTCOMES:
+            trial = failed(status, phase, main_work_started=main_work_started)
+            assert classify_outcome(trial) == OUTCOMES[status, phase]
 
 
-@pytest.mark.parametrize(
-    ("trial", "outcome"),
-    [
+def test_what_did_not_begin_its_main_work_did_not_run() -> None:
+    cases: list[tuple[dict[str, Any], Outcome]] = [
         *((failed("workload_failed", phase, main_work_started=False), "did not run") for phase in PHASES),
         *((failed("infrastructure_failed", phase, main_work_started=False), "did not run") for phase in PHASES),
         (failed("timeout", main_work_started=False), "timeout"),  # a hang after the setup
         (record(result={"passed": True, "main_work_started": False}), "ok"),
-    ],
-)
-def test_what_did_not_begin_its_main_work_did_not_run(trial: dict[str, Any], outcome: Outcome) -> None:
-    assert classify_outcome(trial) == outcome
+    ]
+    for trial, outcome in cases:
+        assert classify_outcome(trial) == outcome
 
 
 def ended(phase: str, kind: str = "timeout", **changes: Any) -> dict[str, Any]:
     return {"rank": 0, "failure": {"phase": phase, "kind": kind, "message": "m"}, **changes}
 
 
-@pytest.mark.parametrize(
-    ("changes", "outcome"),
-    [
+def test_a_deadline_that_passed_before_run_of_a_rank_is_a_loss() -> None:
+    cases: list[tuple[dict[str, Any], Outcome]] = [
         ({"ranks": [ended("run"), ended("run")]}, "timeout"),
         ({"ranks": [ended("run"), ended("setup")]}, "did not run"),
         ({"ranks": [ended("run"), ended("import", "stall")]}, "did not run"),
@@ -67,10 +64,9 @@ def ended(phase: str, kind: str = "timeout", **changes: Any) -> dict[str, Any]:
         ({"ranks": [ended("run"), ended("run", "rank")]}, "did not run"),
         ({"ranks": [ended("run"), {"rank": 1, "failure": None}]}, "timeout"),
         ({"ranks": [ended("setup")], "elastic": {"attempts": [{"attempt": 0}]}}, "timeout"),
-    ],
-)
-def test_a_deadline_that_passed_before_run_of_a_rank_is_a_loss(changes: dict[str, Any], outcome: Outcome) -> None:
-    assert classify_outcome({**failed("timeout"), **changes}) == outcome
+    ]
+    for changes, outcome in cases:
+        assert classify_outcome({**failed("timeout"), **changes}) == outcome
 
 
 def lost(message: str, phase: str = "import", kind: str = "exception", **changes: Any) -> dict[str, Any]:
@@ -101,35 +97,31 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("what", SHARED)
-def test_what_has_ended_several_trials_is_one_event(what: str) -> None:
-    one, other = (facts_of(each, "trial_0.json") for each in SHARED[what])
-    assert one.event is not None
-    assert one.event == other.event
-    assert not one.is_counted
-    assert (one.outcome == "interrupted") == (what == "the end of a run")
-    found = cell(*SHARED[what], record()).statistics
-    assert (found.lost, found.loss_events, found.tally("event")) == (2, 1, {one.event: 2})
+def test_what_has_ended_several_trials_is_one_event() -> None:
+    for what in SHARED:
+        one, other = (facts_of(each, "trial_0.json") for each in SHARED[what])
+        assert one.event is not None
+        assert one.event == other.event
+        assert not one.is_counted
+        assert (one.outcome == "interrupted") == (what == "the end of a run")
+        found = cell(*SHARED[what], record()).statistics
+        assert (found.lost, found.loss_events, found.tally("event")) == (2, 1, {one.event: 2})
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+def test_what_has_ended_one_trial_is_an_event_of_its_own() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (lost("boom", "setup"), lost("boom", "setup")),
         (lost("the xdist worker that ran this trial died", "launch", "signal", wall_clock_sec=None),) * 2,
         (lost("a", wall_clock_sec=None), lost("b", wall_clock_sec=None)),
         (lost("a", wall_clock_sec=None, host="n1"), lost("a", wall_clock_sec=None, host="n2")),
-        *(
-            tuple(
-                lost("interrupted: SIGTERM", "run", "signal", env={"env_vars": {"SLURM_JOB_ID": job}})
-                for job in ("1", "2")
-            ),
+        (
+            lost("interrupted: SIGTERM", "run", "signal", env={"env_vars": {"SLURM_JOB_ID": "1"}}),
+            lost("interrupted: SIGTERM", "run", "signal", env={"env_vars": {"SLURM_JOB_ID": "2"}}),
         ),
-    ],
-)
-def test_what_has_ended_one_trial_is_an_event_of_its_own(one: dict[str, Any], other: dict[str, Any]) -> None:
-    found = cell(one, other).statistics
-    assert (found.lost, found.loss_events) == (2, 2)
+    ]
+    for one, other in cases:
+        found = cell(one, other).statistics
+        assert (found.lost, found.loss_events) == (2, 2)
 
 
 def test_a_failure_of_the_workload_is_no_event() -> None:
@@ -139,9 +131,8 @@ def test_a_failure_of_the_workload_is_no_event() -> None:
         assert (found.event, found.is_counted) == (None, True)
 
 
-@pytest.mark.parametrize(
-    ("trial", "steps"),
-    [
+def test_only_a_run_that_came_to_its_end_has_step_times() -> None:
+    cases: list[tuple[dict[str, Any], int | None]] = [
         (record(result={"passed": True, "step_times_ms": [9.0, 5.0, 5.0]}), 2),
         (failed("ok", "cleanup", step_times_ms=[9.0, 5.0, 5.0]), 2),
         (failed("workload_failed", kind="result", step_times_ms=[9.0, 5.0, 5.0]), 2),
@@ -151,32 +142,26 @@ def test_a_failure_of_the_workload_is_no_event() -> None:
         *((failed("workload_failed", kind=kind, step_times_ms=[9.0, 5.0]), None) for kind in ("exit_code", "rank")),
         (failed("timeout", step_times_ms=[9.0, 5.0]), None),
         (failed("infrastructure_failed", step_times_ms=[9.0, 5.0]), None),
-    ],
-)
-def test_only_a_run_that_came_to_its_end_has_step_times(trial: dict[str, Any], steps: int | None) -> None:
-    found = facts_of(trial, "trial_0.json").steps
-    assert (found and len(found.sorted_ms)) == steps
+    ]
+    for trial, steps in cases:
+        found = facts_of(trial, "trial_0.json").steps
+        assert (found and len(found.sorted_ms)) == steps
 
 
-@pytest.mark.parametrize(
-    ("result", "iterations"),
-    [
+def test_zero_iterations_count_only_where_a_workload_counts_what_it_has_executed() -> None:
+    cases: list[tuple[dict[str, Any], int | None]] = [
         ({"total_iterations": 0, "executed_iterations": None}, None),
         ({"total_iterations": None}, None),
         ({"total_iterations": 50}, 50),
         ({"total_iterations": 0, "executed_iterations": 3}, 3),
         ({"total_iterations": 50, "executed_iterations": 0}, 0),
-    ],
-)
-def test_zero_iterations_count_only_where_a_workload_counts_what_it_has_executed(
-    result: dict[str, Any], iterations: int | None
-) -> None:
-    assert facts_of(record(result={"passed": True, **result}), "trial_0.json").iterations == iterations
+    ]
+    for result, iterations in cases:
+        assert facts_of(record(result={"passed": True, **result}), "trial_0.json").iterations == iterations
 
 
-@pytest.mark.parametrize(
-    ("of_record", "place"),
-    [
+def test_the_place_of_a_trial_is_what_the_run_or_else_the_scheduler_gave_it() -> None:
+    cases: list[tuple[dict[str, Any], Place]] = [
         ({"imposed": {"devices": [3]}, "side_by_side": {"slot": 2, "job": "17"}}, Place("n", (3,), 2, "17")),
         ({"imposed": {"devices": [3]}, "env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "0"}}}, Place("n", (3,))),
         ({"imposed": {"devices": []}, "env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}}, Place("n")),
@@ -195,12 +180,9 @@ def test_zero_iterations_count_only_where_a_workload_counts_what_it_has_executed
             },
             Place("n"),
         ),
-    ],
-)
-def test_the_place_of_a_trial_is_what_the_run_or_else_the_scheduler_gave_it(
-    of_record: dict[str, Any], place: Place
-) -> None:
-    assert facts_of(record(host="n", **of_record), "trial_0.json").place == place
+    ]
+    for of_record, place in cases:
+        assert facts_of(record(host="n", **of_record), "trial_0.json").place == place
 
 
 OF_AORTA = """
@@ -313,11 +295,10 @@ def steady(times: list[object]) -> list[float]:
     return [] if found is None else list(found.sorted_ms)
 
 
-@pytest.mark.parametrize(
-    ("steps", "left"), [(0, 0), (1, 1), (2, 1), (3, 2), (10, 9), (19, 18), (20, 18), (100, 90), (1000, 900)]
-)
-def test_the_first_tenth_of_a_trial_is_warm_up_and_at_least_one_step(steps: int, left: int) -> None:
-    assert len(steady([1.0] * steps)) == left
+def test_the_first_tenth_of_a_trial_is_warm_up_and_at_least_one_step() -> None:
+    cases: list[tuple[int, int]] = [(0, 0), (1, 1), (2, 1), (3, 2), (10, 9), (19, 18), (20, 18), (100, 90), (1000, 900)]
+    for steps, left in cases:
+        assert len(steady([1.0] * steps)) == left
 
 
 def test_what_is_no_time_was_not_measured() -> None:

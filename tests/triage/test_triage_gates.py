@@ -19,9 +19,8 @@ def problems(gate: str, *cells: list[TrialFacts], settings: TriageSettings | Non
     return tuple(explain_gate(parse_gate(gate), triage_of(chain(*cells), settings)))
 
 
-@pytest.mark.parametrize(
-    "gate",
-    [
+def test_it_holds() -> None:
+    cases: list[str] = [
         "failure_rate<=0.02",
         "failure_rate <= 2%",
         "failure_rate(none)>=.75",
@@ -38,30 +37,26 @@ def problems(gate: str, *cells: list[TrialFacts], settings: TriageSettings | Non
         "verdict!=worse",
         "verdict!='no cure'",
         "verdict!=no_cure",
-    ],
-)
-def test_it_holds(gate: str) -> None:
-    assert problems(gate, FAILS_OFTEN, FIXES) == ()
+    ]
+    for gate in cases:
+        assert problems(gate, FAILS_OFTEN, FIXES) == ()
 
 
-@pytest.mark.parametrize(
-    ("gate", "problem"),
-    [
+def test_where_it_does_not_hold_it_says_why() -> None:
+    cases: list[tuple[str, str]] = [
         ("failure_rate(none)<=0.02", "local-none of gemm has failure_rate 0.75; 15 of 20 failed"),
         ("upper(failure_rate)<=0.02", "local-omp_1 of gemm has upper(failure_rate) 0.1611; 0 of 20 failed"),
         ("verdict(omp_1)==no cure", "local-omp_1 of gemm has verdict fixes; 0 of 20 failed"),
         ("failure_rate(tf32_off)<=1", "no trial of 'tf32_off' has run"),
         ("step_ms<5", "local-omp_1 of gemm has no step_ms: no trial has step times"),
         ("speed_ratio(none)<1.1", "local-none of gemm has no speed_ratio: it is compared with no other cell"),
-    ],
-)
-def test_where_it_does_not_hold_it_says_why(gate: str, problem: str) -> None:
-    assert problems(gate, FAILS_OFTEN, FIXES) == (problem,)
+    ]
+    for gate, problem in cases:
+        assert problems(gate, FAILS_OFTEN, FIXES) == (problem,)
 
 
-@pytest.mark.parametrize(
-    ("gate", "cells", "number"),
-    [
+def test_about_which_cells_it_is() -> None:
+    cases: list[tuple[str, tuple[list[TrialFacts], ...], int]] = [
         # Without a cell it is about those that are compared, or about the only one; infrastructure is about all.
         ("failure_rate<=0.02", (FAILS_OFTEN, FIXES), 0),
         ("failure_rate<=0.02", (FAILS_OFTEN, trials("a", "F" * 5), trials("b", "F" * 5)), 2),
@@ -70,10 +65,9 @@ def test_where_it_does_not_hold_it_says_why(gate: str, problem: str) -> None:
         ("infrastructure==0", (trials("none", "FFF-"), trials("a", "...E")), 2),
         # No trial that counts is no success.
         ("failure_rate<=0.02", (trials("none", "---"),), 1),
-    ],
-)
-def test_about_which_cells_it_is(gate: str, cells: tuple[list[TrialFacts], ...], number: int) -> None:
-    assert len(problems(gate, *cells)) == number
+    ]
+    for gate, cells, number in cases:
+        assert len(problems(gate, *cells)) == number
 
 
 def test_after_a_sequential_run_bounds_are_sequential() -> None:
@@ -89,12 +83,19 @@ def test_speed_is_compared_with_the_baseline() -> None:
     assert problems("lower(speed_ratio)>1.15", *cells) == ()
 
 
-@pytest.mark.parametrize(
-    ("gate", "message"),
-    [
-        *((text, "one of <= >= == != < >, and a number or verdict, as in failure_rate<=0.02")
-          for text in ("", "failure_rate", "failure_rate=0.1", "failure_rate(omp_1<=0.02", "failure_rate()<=0.02",
-                       "upper(failure_rate<0.1")),
+def test_what_cannot_be_read_is_named_with_what_is_valid() -> None:
+    cases: list[tuple[str, str]] = [
+        *(
+            (text, "one of <= >= == != < >, and a number or verdict, as in failure_rate<=0.02")
+            for text in (
+                "",
+                "failure_rate",
+                "failure_rate=0.1",
+                "failure_rate(omp_1<=0.02",
+                "failure_rate()<=0.02",
+                "upper(failure_rate<0.1",
+            )
+        ),
         ("rate<1", "one of failure_rate, failures, infrastructure, step_ms, speed_ratio, verdict, not 'rate'"),
         ("failure_rate<=0,02", "a number such as 0.02 or 2% after <=, not '0,02'"),
         ("failure_rate<=0.02 and failures<3", "not '0.02 and failures<3'"),
@@ -102,11 +103,10 @@ def test_speed_is_compared_with_the_baseline() -> None:
         ("verdict<fixes", "== or != after verdict, not '<'"),
         ("verdict==fixed", "did not run, error after verdict==, not 'fixed'"),
         ("verdict=='fixes", 'not "\'fixes"'),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_named_with_what_is_valid(gate: str, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        parse_gate(gate)
+    ]
+    for gate, message in cases:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            parse_gate(gate)
 
 
 def test_a_cell_that_is_not_there_is_refused_before_the_run() -> None:

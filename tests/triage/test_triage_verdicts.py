@@ -32,9 +32,8 @@ def chosen(found: Baselines) -> dict[str, str]:
     return {key.cell: base.cell for key, base in found.of.items()}
 
 
-@pytest.mark.parametrize(
-    ("names", "wanted", "compared"),
-    [
+def test_with_which_cell_each_is_compared() -> None:
+    cases: list[tuple[str, str | None, dict[str, str]]] = [
         # Within its environment, and the baseline with that of the first one.
         (
             "local-a local-none rocm7-a rocm7-none",
@@ -63,15 +62,14 @@ def chosen(found: Baselines) -> dict[str, str]:
             "rocm7-none",
             dict.fromkeys(["local-none", "local-a", "rocm7-a"], "rocm7-none"),
         ),
-    ],
-)
-def test_with_which_cell_each_is_compared(names: str, wanted: str | None, compared: dict[str, str]) -> None:
-    pairs = [name.rsplit("-", 1) for name in names.split()]
-    found = choose_baselines(
-        cells(*(trials(name.replace("+", ","), "..", environment=place) for place, name in pairs)), wanted
-    )
-    assert chosen(found) == compared
-    assert {key.cell for key in found.cells} == {*compared.values()}
+    ]
+    for names, wanted, compared in cases:
+        pairs = [name.rsplit("-", 1) for name in names.split()]
+        found = choose_baselines(
+            cells(*(trials(name.replace("+", ","), "..", environment=place) for place, name in pairs)), wanted
+        )
+        assert chosen(found) == compared
+        assert {key.cell for key in found.cells} == {*compared.values()}
 
 
 def test_a_baseline_that_did_not_run_is_passed_over_unless_it_was_asked_for() -> None:
@@ -89,9 +87,9 @@ def test_workloads_are_not_compared_with_each_other() -> None:
     assert len(found.cells) == 2
 
 
-@pytest.mark.parametrize("wanted", ["local-a+b", "a,b", "a+b", "none"])
-def test_a_cell_of_the_plan_may_be_asked_for(wanted: str) -> None:
-    check_baseline(wanted, [("local-none", ["none"]), ("local-a+b", ["a", "b"])])
+def test_a_cell_of_the_plan_may_be_asked_for() -> None:
+    for wanted in ["local-a+b", "a,b", "a+b", "none"]:
+        check_baseline(wanted, [("local-none", ["none"]), ("local-a+b", ["a", "b"])])
 
 
 @pytest.mark.parametrize("wanted", ["b,a", "rocm7-none", ""])
@@ -120,9 +118,8 @@ def test_a_comparison_has_a_difference_with_its_interval_and_a_bound_without_fai
     assert fixed.rate_below == pytest.approx(1 - 0.05 ** (1 / 20))
 
 
-@pytest.mark.parametrize(
-    ("base", "cell", "kind"),
-    [
+def test_failures_beside_those_of_the_baseline_have_a_verdict() -> None:
+    cases: list[tuple[str, str, str]] = [
         ("F" * 14 + "." * 6, "." * 20, "fixes"),
         ("F" * 25 + "." * 25, "F" * 5 + "." * 45, "reduces"),
         ("F" * 25 + "." * 25, "F" * 45 + "." * 5, "worse"),
@@ -135,12 +132,11 @@ def test_a_comparison_has_a_difference_with_its_interval_and_a_bound_without_fai
         ("T" * 15 + "." * 5 + "E" * 2, "." * 20 + "E" * 3, "fixes"),
         ("F" * 10, "-" * 10, "did not run"),
         ("F" * 10, "E" * 10, "error"),
-    ],
-)
-def test_failures_beside_those_of_the_baseline_have_a_verdict(base: str, cell: str, kind: str) -> None:
-    found = rows(trials("none", base), trials("a", cell))["local-a"]
-    assert found.verdict.kind == kind
-    assert (found.comparison is None) == (kind in ("did not run", "error"))
+    ]
+    for base, cell, kind in cases:
+        found = rows(trials("none", base), trials("a", cell))["local-a"]
+        assert found.verdict.kind == kind
+        assert (found.comparison is None) == (kind in ("did not run", "error"))
 
 
 def test_no_cure_says_how_often_it_fails_in_relation_to_the_baseline() -> None:
@@ -355,9 +351,8 @@ def test_one_import_that_hung_is_no_effect_of_a_mitigation(hung: str) -> None:
     assert (of_hung.lost, of_hung.loss_events, of_hung.failures) == (10, 1, 0)
 
 
-@pytest.mark.parametrize(
-    ("none", "m_a", "verdict"),
-    [
+def test_where_many_trials_were_lost_nothing_is_said() -> None:
+    cases: list[tuple[list[Record], list[Record], tuple[str, str]]] = [
         # One event does not take a verdict from the trials that ran, nor do a few losses.
         ([FAILED] * 10 + [OK] * 2, [IMPORT_HUNG] * 10 + [OK] * 10, ("fixes", "")),
         ([FAILED] * 18 + [DIED_EARLY] * 2, [OK] * 18 + [DIED_EARLY] * 2, ("fixes", "")),
@@ -369,13 +364,10 @@ def test_one_import_that_hung_is_no_effect_of_a_mitigation(hung: str) -> None:
         ),
         # Few, but those that might have failed.
         ([FAILED] * 7 + [OK] * 13, [DIED_EARLY] * 3 + [OK] * 20, ("undecided", "3 of 23 trials were lost")),
-    ],
-)
-def test_where_many_trials_were_lost_nothing_is_said(
-    none: list[Record], m_a: list[Record], verdict: tuple[str, str]
-) -> None:
-    _, row = judged(none, m_a)
-    assert (row.verdict.kind, row.verdict.reason) == verdict
+    ]
+    for none, m_a, verdict in cases:
+        _, row = judged(none, m_a)
+        assert (row.verdict.kind, row.verdict.reason) == verdict
 
 
 def said(*cells: list[TrialFacts]) -> list[str]:

@@ -30,11 +30,11 @@ def test_words_are_those_of_a_shell(words: list[str]) -> None:
     assert command_words(shlex.join(["program", *words])) == ["program", *words]
 
 
-@pytest.mark.parametrize("wrong", ["", "  ", "''", "python 'x", "a\0b", "HF_TOKEN=abc python x.py"])
-def test_what_is_no_command_is_refused_without_the_values_of_variables(wrong: str) -> None:
-    with pytest.raises(ValueError, match="a program and its arguments") as refused:
-        command_words(wrong)
-    assert "abc" not in str(refused.value)
+def test_what_is_no_command_is_refused_without_the_values_of_variables() -> None:
+    for wrong in ["", "  ", "''", "python 'x", "a\0b", "HF_TOKEN=abc python x.py"]:
+        with pytest.raises(ValueError, match="a program and its arguments") as refused:
+            command_words(wrong)
+        assert "abc" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,8 @@ def test_files_are_found_in_the_words_of_shells_and_in_their_scripts(
     assert {"a.py", "c.yaml"} <= {Path(file).name for file in files_in(command_words(command))}
 
 
-@pytest.mark.parametrize(
-    ("command", "launcher"),
-    [
+def test_its_launcher_is_one_of_its_words() -> None:
+    cases: list[tuple[str, str | None]] = [
         ("torchrun --nproc-per-node 2 train.py", "torchrun"),
         ("bash -c '/opt/bin/torchrun train.py && true'", "torchrun"),
         ("python -m torch.distributed.run train.py", "torch.distributed.run"),
@@ -128,15 +127,13 @@ def test_files_are_found_in_the_words_of_shells_and_in_their_scripts(
         ("env A=1 mpirun -n 2 ./x", "mpirun"),
         ("python train.py --launcher=torchrun-like x", None),
         ("python my-srun x", None),
-    ],
-)
-def test_its_launcher_is_one_of_its_words(command: str, launcher: str | None) -> None:
-    assert launcher_in(command) == launcher
+    ]
+    for command, launcher in cases:
+        assert launcher_in(command) == launcher
 
 
-@pytest.mark.parametrize(
-    ("command", "label"),
-    [
+def test_its_label_says_what_it_runs() -> None:
+    cases: list[tuple[str, str]] = [
         ("python train.py --steps 40", "train"),
         ("torchrun --nproc-per-node 2 src/my-train.py", "my-train"),
         ("python -m package.sub.mod x", "mod"),
@@ -147,10 +144,9 @@ def test_its_launcher_is_one_of_its_words(command: str, launcher: str | None) ->
         ("'../../e vil/$x[1]::y.py'", "x-1-y"),
         ("/usr/bin/python3.11 -c 'print()'", "python3.11"),
         ("./train.bin --lr 1", "train.bin"),
-    ],
-)
-def test_its_label_says_what_it_runs(command: str, label: str) -> None:
-    assert label_of(command_words(command)) == label
+    ]
+    for command, label in cases:
+        assert label_of(command_words(command)) == label
 
 
 @given(st.lists(st.lists(st.text(max_size=60), min_size=1), min_size=1, max_size=4))

@@ -6,8 +6,6 @@ import math
 import re
 from pathlib import Path
 
-import pytest
-
 from pytest_aorta.trials.lines import DETECTORS, detected_in, is_of_metrics, not_finite_in, number, plain_line
 
 _, *LINES = re.split(
@@ -23,9 +21,8 @@ def test_no_bad_line_is_missed_and_few_innocent_ones_are_flagged() -> None:
     assert len([line for line in INNOCENT if detected_in(plain_line(line))]) <= len(INNOCENT) // 100
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
+def test_a_value_that_is_not_finite_has_the_name_before_it() -> None:
+    cases: list[tuple[str, list[tuple[str, str]]]] = [
         ("skip: loss is nan", [("NaN", "loss")]),
         ("lm loss: 1.0 | grad norm: nan | number of nan iterations:   0 |", [("NaN", "grad norm")]),
         ("{'loss': nan, 'grad_norm': inf}", [("NaN", "loss"), ("inf", "grad_norm")]),
@@ -33,10 +30,9 @@ def test_no_bad_line_is_missed_and_few_innocent_ones_are_flagged() -> None:
         ("eval_loss: nan, loss: nan", [("NaN", "eval_loss")]),  # the other one may be so
         ("reward: -inf, loss: -inf", []),
         ("a sentence of more than six words says nan", []),
-    ],
-)
-def test_a_value_that_is_not_finite_has_the_name_before_it(line: str, found: list[tuple[str, str]]) -> None:
-    assert not_finite_in(line, metrics={"reward"}, allowed={"loss"} if "eval" in line else ()) == found
+    ]
+    for line, found in cases:
+        assert not_finite_in(line, metrics={"reward"}, allowed={"loss"} if "eval" in line else ()) == found
 
 
 #: By the detectors that find something there, as the libraries write them.
@@ -119,15 +115,14 @@ NUMBERS: dict[str, float | None] = {
 }
 
 
-@pytest.mark.parametrize("text", NUMBERS)
-def test_a_number_is_read_whatever_is_around_it(text: str) -> None:
-    found, expected = number(text), NUMBERS[text]
-    assert repr(found) == repr(expected) or found == expected
+def test_a_number_is_read_whatever_is_around_it() -> None:
+    for text in NUMBERS:
+        found, expected = number(text), NUMBERS[text]
+        assert repr(found) == repr(expected) or found == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "is_so"),
-    [
+def test_a_line_of_metrics_says_nothing_else() -> None:
+    cases: list[tuple[str, bool]] = [
         ("step 12 loss 0.5", True),
         ("[rank0]: Epoch 3/9: train loss nan, acc 0.91 (3 ms)", True),
         ("{'loss': 0.5, 'epoch': 1.0}", True),
@@ -137,7 +132,6 @@ def test_a_number_is_read_whatever_is_around_it(text: str) -> None:
         ("loss 0.5 differs from golden 0.6", False),
         ("3 updates are lost", False),
         ("done", False),
-    ],
-)
-def test_a_line_of_metrics_says_nothing_else(line: str, is_so: bool) -> None:
-    assert is_of_metrics(line) == is_so
+    ]
+    for line, is_so in cases:
+        assert is_of_metrics(line) == is_so

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.trials.output import OutputFindings, OutputRules, checked_metric, checked_regex
-from pytest_aorta.trials.readers import FORMATS, Format
+from pytest_aorta.trials.readers import FORMATS
 
 STEP = r"step (?P<step>-?\d+)"
 LOSS = r"loss (?P<loss>\S+)"
@@ -29,14 +29,14 @@ def test_a_duration_that_a_line_says_counts_instead_of_the_time_between_lines() 
     assert (found.step_times_ms, found.metrics) == ([12.5, 500.0], {})
 
 
-@pytest.mark.parametrize("text", ["nan", "NaN", "inf", "-inf", "Infinity", "-nan", "nan,"])
-def test_a_metric_that_is_not_finite_fails_where_it_must_be(text: str) -> None:
-    lines = ["step 4 loss 0.1", f"step 5 loss {text}", "step 6 loss 0.2", f"step 7 loss {text}"]
-    failed = found_in(lines, OutputRules(metric=(STEP, LOSS)))
-    assert (failed.failure_count, failed.first_failure) == (2, 5)
-    assert failed.reason.endswith(" at step 5")
-    assert failed.failures[0]["message"].removeprefix("-") in ("NaN in loss", "inf in loss")
-    assert found_in(lines, OutputRules(metric=(STEP, LOSS), allow_nonfinite=("loss",))).failures == []
+def test_a_metric_that_is_not_finite_fails_where_it_must_be() -> None:
+    for text in ["nan", "NaN", "inf", "-inf", "Infinity", "-nan", "nan,"]:
+        lines = ["step 4 loss 0.1", f"step 5 loss {text}", "step 6 loss 0.2", f"step 7 loss {text}"]
+        failed = found_in(lines, OutputRules(metric=(STEP, LOSS)))
+        assert (failed.failure_count, failed.first_failure) == (2, 5)
+        assert failed.reason.endswith(" at step 5")
+        assert failed.failures[0]["message"].removeprefix("-") in ("NaN in loss", "inf in loss")
+        assert found_in(lines, OutputRules(metric=(STEP, LOSS), allow_nonfinite=("loss",))).failures == []
 
 
 def test_all_failures_are_counted_and_some_listed() -> None:
@@ -61,16 +61,14 @@ TWO = sorted([(0.1 * step + 0.03 * rank, rank, step) for step in (1, 2, 3) for r
 LATE = sorted([(0.1 * step + 0.15 * rank, rank, step) for step in range(1, 9) for rank in (0, 1)])
 
 
-@pytest.mark.parametrize(
-    "said", ["[rank{}]: step {}", "[default{}]:step {}", "[1,{}]<stdout>:step {}", "gpu {} step {}"]
-)
-def test_a_line_that_says_its_rank_belongs_to_the_steps_of_that_process(said: str) -> None:
-    rules = OutputRules(metric=(STEP, r"(?P<loss>[\d.]+) loss"))
-    lines = [said.format(rank, step) + f" {rank}.{step} loss" for _, rank, step in LATE]
-    found = found_in(lines, rules, [at for at, _, _ in LATE])
-    assert found.step_times_ms == pytest.approx([100.0] * 7)
-    assert (found.step, found.metrics) == (8, {"loss": 0.8})
-    assert found.report()["warnings"] == []
+def test_a_line_that_says_its_rank_belongs_to_the_steps_of_that_process() -> None:
+    for said in ["[rank{}]: step {}", "[default{}]:step {}", "[1,{}]<stdout>:step {}", "gpu {} step {}"]:
+        rules = OutputRules(metric=(STEP, r"(?P<loss>[\d.]+) loss"))
+        lines = [said.format(rank, step) + f" {rank}.{step} loss" for _, rank, step in LATE]
+        found = found_in(lines, rules, [at for at, _, _ in LATE])
+        assert found.step_times_ms == pytest.approx([100.0] * 7)
+        assert (found.step, found.metrics) == (8, {"loss": 0.8})
+        assert found.report()["warnings"] == []
 
 
 def test_steps_of_processes_that_do_not_say_which_they_are_take_as_long_as_those_of_one() -> None:
@@ -113,24 +111,24 @@ BARS: dict[str, tuple[str, tuple[int, int | None], dict[str, float]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BARS)
-def test_the_bars_of_known_loops_need_no_expression(name: str) -> None:
-    lines, steps, metrics = BARS[name]
-    found = found_in(lines.splitlines(), OutputRules(metrics_from=(name,)))
-    assert ((found.step, found.total), found.metrics) == (steps, metrics)
+def test_the_bars_of_known_loops_need_no_expression() -> None:
+    for name in BARS:
+        lines, steps, metrics = BARS[name]
+        found = found_in(lines.splitlines(), OutputRules(metrics_from=(name,)))
+        assert ((found.step, found.total), found.metrics) == (steps, metrics)
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
-def test_each_format_reads_its_example_as_itself_and_as_whatever_it_is(format: Format) -> None:
-    found = {name: found_in([format.example], OutputRules(metrics_from=(name,))) for name in (format.name, "auto")}
-    for each in found.values():
-        assert (each.step is not None) == ("step" in format.expression.groupindex)
-        assert each.step is None or each.step > 0
-        if not format.expression.pattern.startswith(r"^\s*\d+%"):  # the bar of the Trainer has no metrics
-            assert each.metrics
-        assert each.failures == []
-        assert all(isinstance(value, int | float) for value in each.metrics.values())
-    assert found["auto"].metrics == found[format.name].metrics
+def test_each_format_reads_its_example_as_itself_and_as_whatever_it_is() -> None:
+    for format in FORMATS:
+        found = {name: found_in([format.example], OutputRules(metrics_from=(name,))) for name in (format.name, "auto")}
+        for each in found.values():
+            assert (each.step is not None) == ("step" in format.expression.groupindex)
+            assert each.step is None or each.step > 0
+            if not format.expression.pattern.startswith(r"^\s*\d+%"):  # the bar of the Trainer has no metrics
+                assert each.metrics
+            assert each.failures == []
+            assert all(isinstance(value, int | float) for value in each.metrics.values())
+        assert found["auto"].metrics == found[format.name].metrics
 
 
 def test_numbers_of_formats_are_read_as_they_are_written() -> None:

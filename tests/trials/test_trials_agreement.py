@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import jsonschema
 import pydantic
-import pytest
 from support.records import record
 
 from pytest_aorta.trials.outcome import Observation, doubts, recorded_result, warnings_of
 from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
 from pytest_aorta.trials.result import TrialResult
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "trial_result.schema.json").read_text())
+SCHEMA = json.loads((files("pytest_aorta") / "schemas" / "trial_result.schema.json").read_text())
 
 
 def is_refused(data: dict[str, Any]) -> str | None:
@@ -34,9 +33,8 @@ def failure(phase: str, kind: str) -> dict[str, Any]:
     return {"phase": phase, "kind": kind, "message": "m"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_a_record_that_contradicts_itself_is_refused() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"result": {"passed": False}}, "exit_status is 'ok', but result.passed is false"),
         *(
             (
@@ -52,35 +50,33 @@ def failure(phase: str, kind: str) -> dict[str, Any]:
         ),
         ({"result": {"passed": "true"}}, "result.passed"),
         ({"result": {"passed": 1}}, "result.passed"),
-    ],
-    ids=str,
-)
-def test_a_record_that_contradicts_itself_is_refused(changes: dict[str, Any], said: str) -> None:
-    refused = is_refused(record(**changes))
+    ]
+    for changes, said in cases:
+        refused = is_refused(record(**changes))
 
-    assert refused is not None
-    assert said in refused
+        assert refused is not None
+        assert said in refused
 
 
-@pytest.mark.parametrize("time", [-1.0, -0.001, "NaN", "Infinity", "-Infinity", "3.5", True])
-@pytest.mark.parametrize("place", ["wall_clock_sec", "result.elapsed_sec", "result.step_times_ms", "phases_sec"])
-def test_a_time_that_is_none_is_refused(place: str, time: object) -> None:
-    places: dict[str, dict[str, Any]] = {
-        "wall_clock_sec": {"wall_clock_sec": time},
-        "result.elapsed_sec": {"result": {"passed": True, "elapsed_sec": time}},
-        "result.step_times_ms": {"result": {"passed": True, "step_times_ms": [1.0, time]}},
-        "phases_sec": {"phases_sec": {"run": time}},
-    }
+def test_a_time_that_is_none_is_refused() -> None:
+    for place in ["wall_clock_sec", "result.elapsed_sec", "result.step_times_ms", "phases_sec"]:
+        time_cases: list[object] = [-1.0, -0.001, "NaN", "Infinity", "-Infinity", "3.5", True]
+        for time in time_cases:
+            places: dict[str, dict[str, Any]] = {
+                "wall_clock_sec": {"wall_clock_sec": time},
+                "result.elapsed_sec": {"result": {"passed": True, "elapsed_sec": time}},
+                "result.step_times_ms": {"result": {"passed": True, "step_times_ms": [1.0, time]}},
+                "phases_sec": {"phases_sec": {"run": time}},
+            }
 
-    refused = is_refused(record(**places[place]))
+            refused = is_refused(record(**places[place]))
 
-    assert refused is not None
-    assert place in refused
+            assert refused is not None
+            assert place in refused
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_what_agrees_is_accepted() -> None:
+    cases: list[dict[str, Any]] = [
         {"failure": failure("cleanup", "exception")},
         {"failure": failure("cleanup", "timeout")},
         {"exit_status": "timeout"},
@@ -89,11 +85,9 @@ def test_a_time_that_is_none_is_refused(place: str, time: object) -> None:
         {"wall_clock_sec": None, "result": {"passed": True, "elapsed_sec": None}},
         {"wall_clock_sec": 0, "phases_sec": {"run": 0.0}},
         {"result": {"passed": True, "failure_count": 3}},
-    ],
-    ids=str,
-)
-def test_what_agrees_is_accepted(changes: dict[str, Any]) -> None:
-    assert is_refused(record(**changes)) is None
+    ]
+    for changes in cases:
+        assert is_refused(record(**changes)) is None
 
 
 def test_a_record_with_the_fields_of_aorta_alone_is_read() -> None:
@@ -151,9 +145,8 @@ def test_failures_that_a_rank_has_listed_itself_are_not_listed_twice() -> None:
     assert of_ranks(failing(1, "result"), *ranks).failure_details == [{"rank": 1, "step": 3}]
 
 
-@pytest.mark.parametrize(
-    ("result", "said"),
-    [
+def test_what_a_result_says_against_its_own_passed_is_named() -> None:
+    cases: list[tuple[dict[str, Any], list[str]]] = [
         ({}, []),
         ({"failure_count": 0, "main_work_started": True}, []),
         ({"executed_iterations": 3, "configured_iterations": 10}, []),
@@ -178,16 +171,14 @@ def test_failures_that_a_rank_has_listed_itself_are_not_listed_twice() -> None:
             {"output": {"detected": {"oom": {"lines": 1}}}},
             ["passed=True, but its output says oom (--aorta-fail-on=@oom fails such trials)"],
         ),
-    ],
-    ids=str,
-)
-def test_what_a_result_says_against_its_own_passed_is_named(result: dict[str, Any], said: list[str]) -> None:
-    passed = ResultRecord(True, **result)
-    assert doubts(passed) == said
-    assert warnings_of(Observation(result=passed)) == said
-    if passed.output:  # of all ranks of a command
-        assert warnings_of(Observation(result=passed, ranks=[RankRecord(0, result=ResultRecord(True))])) == said
-    assert doubts(ResultRecord(False, **result)) == []
+    ]
+    for result, said in cases:
+        passed = ResultRecord(True, **result)
+        assert doubts(passed) == said
+        assert warnings_of(Observation(result=passed)) == said
+        if passed.output:  # of all ranks of a command
+            assert warnings_of(Observation(result=passed, ranks=[RankRecord(0, result=ResultRecord(True))])) == said
+        assert doubts(ResultRecord(False, **result)) == []
 
 
 def test_what_other_ranks_say_is_named_with_their_numbers() -> None:

@@ -39,9 +39,8 @@ class Untyped:
 class Bare: ...
 
 
-@pytest.mark.parametrize(
-    ("option", "text", "value"),
-    [
+def test_a_text_is_read_as_the_type_of_the_option() -> None:
+    cases: list[tuple[str, str, object]] = [
         ("lr", "1e-3", 0.001),
         ("dtype", "bfloat16", "bfloat16"),
         ("compile", "true", True),
@@ -55,18 +54,16 @@ class Bare: ...
         ("limit", "none", None),
         ("out", "/data", Path("/data")),
         ("schedule", '{"warmup": 0.5}', {"warmup": 0.5}),
-    ],
-)
-def test_a_text_is_read_as_the_type_of_the_option(option: str, text: str, value: object) -> None:
-    config = resolve_config(Typed, {option: text}, None)
+    ]
+    for option, text, value in cases:
+        config = resolve_config(Typed, {option: text}, None)
 
-    assert getattr(config.value, option) == value
-    assert type(getattr(config.value, option)) is type(value)
+        assert getattr(config.value, option) == value
+        assert type(getattr(config.value, option)) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
+def test_a_value_that_does_not_fit_is_named_with_what_would_be_valid() -> None:
+    cases: list[tuple[dict[str, str], str]] = [
         ({"lr": "fast"}, r"Typed: lr='fast': .*valid number"),
         ({"dtype": "int4"}, r"Typed: dtype='int4': .*'float32' or 'bfloat16'"),
         ({"sizes": '[1, "a"]'}, r"Typed: sizes=.*: .*valid list"),
@@ -75,11 +72,10 @@ def test_a_text_is_read_as_the_type_of_the_option(option: str, text: str, value:
             {"stepz": "3"},
             r"^Typed has no option 'stepz'; valid: compile, dtype, limit, lr, name, out, schedule, sizes, s",
         ),
-    ],
-)
-def test_a_value_that_does_not_fit_is_named_with_what_would_be_valid(overrides: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve_config(Typed, overrides, None)
+    ]
+    for overrides, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            resolve_config(Typed, overrides, None)
 
 
 def test_a_class_without_a_model_has_its_defaults_overlaid() -> None:
@@ -91,9 +87,8 @@ def test_a_class_without_a_model_has_its_defaults_overlaid() -> None:
     assert config.warnings == (unknown,)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
+def test_without_a_model_a_text_is_json_where_it_can_be() -> None:
+    cases: list[tuple[str, object]] = [
         ("3", 3),
         ("1e-3", 0.001),
         ("true", True),
@@ -108,13 +103,12 @@ def test_a_class_without_a_model_has_its_defaults_overlaid() -> None:
         ("0x10", "0x10"),
         ("", ""),
         ("[1", "[1"),
-    ],
-)
-def test_without_a_model_a_text_is_json_where_it_can_be(text: str, value: object) -> None:
-    resolved = resolve_config(Bare, {"option": text}, None).value["option"]
+    ]
+    for text, value in cases:
+        resolved = resolve_config(Bare, {"option": text}, None).value["option"]
 
-    assert resolved == value
-    assert type(resolved) is type(value)
+        assert resolved == value
+        assert type(resolved) is type(value)
 
 
 class WithWhatPydanticCannotWrite:

@@ -77,9 +77,8 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
-@pytest.mark.parametrize(
-    ("value", "plain"),
-    [
+def test_values_keep_their_meaning() -> None:
+    cases: list[tuple[object, object]] = [
         (None, None),
         (True, True),
         (3, 3),
@@ -122,25 +121,22 @@ def _kind(value: object) -> str:
         (torch.tensor([1.5], dtype=torch.bfloat16), [1.5]),
         (torch.tensor(1.5, requires_grad=True), 1.5),
         (torch.Size([2, 3]), [2, 3]),
-    ],
-    ids=_kind,
-)
-def test_values_keep_their_meaning(value: object, plain: object) -> None:
-    notes: list[str] = []
+    ]
+    for value, plain in cases:
+        notes: list[str] = []
 
-    reduced = to_plain(value, notes)
+        reduced = to_plain(value, notes)
 
-    assert reduced == plain
-    assert type(reduced) is type(plain)
-    assert notes == []
+        assert reduced == plain
+        assert type(reduced) is type(plain)
+        assert notes == []
 
 
 UNIQUE, META = object(), torch.empty(2, device="meta")
 
 
-@pytest.mark.parametrize(
-    ("value", "text", "note"),
-    [
+def test_what_has_no_json_form_becomes_text_and_costs_only_itself() -> None:
+    cases: list[tuple[object, str, str]] = [
         (UNIQUE, repr(UNIQUE), "object has no JSON form"),
         (1 + 2j, "(1+2j)", "complex has no JSON form"),
         (torch.float32, "torch.float32", "dtype has no JSON form"),
@@ -157,14 +153,12 @@ UNIQUE, META = object(), torch.empty(2, device="meta")
         ({ReprRaises()}, "<set, whose repr raised RuntimeError>", "RuntimeError while reading it"),
         ({ReprExits()}, "<set, whose repr raised SystemExit>", "SystemExit while reading it"),
         (Verbose(), "x" * 1000, "Verbose has no JSON form"),
-    ],
-    ids=_kind,
-)
-def test_what_has_no_json_form_becomes_text_and_costs_only_itself(value: object, text: str, note: str) -> None:
-    notes: list[str] = []
+    ]
+    for value, text, note in cases:
+        notes: list[str] = []
 
-    assert to_plain({"metrics": [1, value]}, notes) == {"metrics": [1, text]}
-    assert notes == [f"metrics[1]: {note}; kept as text"]
+        assert to_plain({"metrics": [1, value]}, notes) == {"metrics": [1, text]}
+        assert notes == [f"metrics[1]: {note}; kept as text"]
 
 
 def test_ctrl_c_is_the_only_thing_that_gets_through() -> None:

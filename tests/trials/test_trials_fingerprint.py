@@ -7,8 +7,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-import pytest
-
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.execution import Execution, Limits
 from pytest_aorta.trials.spec import (
@@ -58,9 +56,8 @@ def taken(**changed: Any) -> str:
     return fingerprint(parts(**changed))
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
+def test_what_decides_the_outcome_changes_the_fingerprint() -> None:
+    cases: list[dict[str, Any]] = [
         {"found": {"sources": {"w.py": "other digest"}}},
         {"found": {"data_files": {"golden.pt": "digest"}}},
         {"found": {"data_files": {"golden.pt": None}}},
@@ -81,11 +78,9 @@ def taken(**changed: Any) -> str:
         {"environment": Environment("there", source_package="test")},
         {"environment": Environment("here", venv="/v", source_package="test")},
         {"environment": Environment("here", launcher=("numactl",), source_package="test")},
-    ],
-    ids=lambda changed: next(iter(changed)),
-)
-def test_what_decides_the_outcome_changes_the_fingerprint(changed: dict[str, Any]) -> None:
-    assert taken(**changed) != taken()
+    ]
+    for changed in cases:
+        assert taken(**changed) != taken()
 
 
 def test_what_does_not_decide_the_outcome_does_not() -> None:
@@ -124,9 +119,8 @@ def around(**changed: Any) -> dict[str, Any]:
     return {"found": {"surroundings": {**SURROUNDINGS, **changed}}}
 
 
-@pytest.mark.parametrize(
-    ("earlier", "now", "lines"),
-    [
+def test_each_change_is_named() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         (around(), around(torch="2.13.0"), ["torch 2.12.0 -> 2.13.0"]),
         (around(), around(torch="2.12.0 0a1b2c"), ["torch 2.12.0 built anew"]),
         (around(), around(python="3.12.1 (main)"), ["Python 3.11.9 -> 3.12.1"]),
@@ -149,10 +143,9 @@ def around(**changed: Any) -> dict[str, Any]:
             around(packages="sha256:4567", torch="2.13.0"),
             ["torch 2.12.0 -> 2.13.0", "einops not installed -> 0.8", "numpy 1.26 -> not installed"],
         ),
-    ],
-)
-def test_each_change_is_named(earlier: dict[str, Any], now: dict[str, Any], lines: list[str]) -> None:
-    assert changes(earlier, now) == lines
+    ]
+    for earlier, now, lines in cases:
+        assert changes(earlier, now) == lines
 
 
 def test_equal_requests_differ_in_nothing_others_in_a_seed_and_an_old_record_does_not_say() -> None:

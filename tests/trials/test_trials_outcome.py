@@ -21,9 +21,8 @@ RANK_1 = failed("run", "result", 1)
 RANK_1_HANGS = failed("run", "timeout", 1)
 
 
-@pytest.mark.parametrize(
-    ("seen", "status", "phase", "kind"),
-    [
+def test_the_failure_is_what_came_first() -> None:
+    cases: list[tuple[dict[str, Any], str, str, str]] = [
         # A result that is not passed is not changed by what comes after it.
         *(
             ({"result": UNPASSED, "phase": "cleanup", **after}, "workload_failed", "run", "result")
@@ -59,13 +58,12 @@ RANK_1_HANGS = failed("run", "timeout", 1)
             {"failures": {"setup": failed("setup")}, "phase": "cleanup", "returncode": -11},
             *("infrastructure_failed", "setup", "exception"),
         ),
-    ],
-)
-def test_the_failure_is_what_came_first(seen: dict[str, Any], status: str, phase: str, kind: str) -> None:
-    concluded, failure = conclude(Observation(**seen))
+    ]
+    for seen, status, phase, kind in cases:
+        concluded, failure = conclude(Observation(**seen))
 
-    assert failure is not None
-    assert (concluded, failure.phase, failure.kind) == (status, phase, kind)
+        assert failure is not None
+        assert (concluded, failure.phase, failure.kind) == (status, phase, kind)
 
 
 def test_a_timeout_stays_one_when_the_trial_answers_the_sigterm_with_an_exception() -> None:
@@ -79,22 +77,20 @@ def test_a_timeout_stays_one_when_the_trial_answers_the_sigterm_with_an_exceptio
     assert (status, failure.phase, failure.kind) == ("timeout", "run", "timeout")
 
 
-@pytest.mark.parametrize(
-    ("steps", "text"),
-    [
+def test_of_several_ranks_it_is_said_which_one_is_behind() -> None:
+    cases: list[tuple[list[int | None], str]] = [
         ([None, None], ""),
         ([3, 3], ", after step 3 of 10"),
         ([None, 3], ", after step 3 of 10"),
         ([5, 3, 4], ", after step 3 (rank 1) to 5 of 10"),
         ([5, 3, 3], ", after step 3 (rank 1) to 5 of 10"),
-    ],
-)
-def test_of_several_ranks_it_is_said_which_one_is_behind(steps: list[int | None], text: str) -> None:
-    seen = Observation()
-    for rank, step in enumerate(steps):
-        seen.ranks.append(RankRecord(rank, progress=None if step is None else Progress(step, 10)))
+    ]
+    for steps, text in cases:
+        seen = Observation()
+        for rank, step in enumerate(steps):
+            seen.ranks.append(RankRecord(rank, progress=None if step is None else Progress(step, 10)))
 
-    assert after_step(seen) == text
+        assert after_step(seen) == text
 
 
 @pytest.mark.parametrize("result", [PASSED, None])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from support.records import record
 
 from pytest_aorta.replay import changes
@@ -42,9 +41,8 @@ def test_between_equal_trials_nothing_differs() -> None:
     assert changes(trial(), trial()) == []
 
 
-@pytest.mark.parametrize(
-    ("changed", "lines"),
-    [
+def test_what_differs_is_one_line() -> None:
+    cases: list[tuple[dict[str, Any], list[str]]] = [
         ({"host": "there"}, ["host here -> there"]),
         ({"request": {**REQUEST, "cwd": "/there"}}, ["working directory /here -> /there"]),
         ({"request": {**REQUEST, "interpreter": "/py"}}, ["interpreter /usr/bin/python3.10 -> /py"]),
@@ -61,20 +59,22 @@ def test_between_equal_trials_nothing_differs() -> None:
         (env("packages", digest="sha256:b", versions={"torch": "2.12.0"}), ["numpy 2.1 -> not installed"]),
         (env("git", branch=None), ["git branch main -> none"]),
         (env("git", changed_files=2), ["files changed since the git commit 0 -> 2"]),
-        ({"env": {**ENV, "git": None, "accelerator": {"nvidia": None, "amd": None}}}, [
-            "1 NVIDIA H100 -> no GPU",
-            "NVIDIA driver 580 -> none",
-            "git commit c0ffee -> none",
-            "git branch main -> none",
-            "files changed since the git commit 0 -> none",
-        ]),
+        (
+            {"env": {**ENV, "git": None, "accelerator": {"nvidia": None, "amd": None}}},
+            [
+                "1 NVIDIA H100 -> no GPU",
+                "NVIDIA driver 580 -> none",
+                "git commit c0ffee -> none",
+                "git branch main -> none",
+                "files changed since the git commit 0 -> none",
+            ],
+        ),
         (env("env_vars", SET="2", MASTER_PORT="2", NCCL_DEBUG="WARN"), ["NCCL_DEBUG INFO -> WARN"]),
         (env("env_vars", LONG=""), [f"LONG {'x' * 57}... -> (empty)"]),
         ({"env": {"partial": True}}, []),
-    ],
-)  # fmt: skip
-def test_what_differs_is_one_line(changed: dict[str, Any], lines: list[str]) -> None:
-    assert changes(trial(), trial(**changed)) == lines
+    ]
+    for changed, lines in cases:
+        assert changes(trial(), trial(**changed)) == lines
 
 
 def test_of_ranks_the_seeds_of_each_count() -> None:

@@ -56,40 +56,40 @@ class Duck:
         return 2
 
 
-@pytest.mark.parametrize(
-    ("result", "kept"),
-    [
+def test_any_result_with_passed_is_one() -> None:
+    cases: list[tuple[object, dict[str, Any]]] = [
         (WorkloadResult(True, metrics={"a": 1}), {"passed": True, "metrics": {"a": 1}, "elapsed_sec": None}),
         (Foreign(False, {"a": 1}), {"passed": False, "metrics": {"a": 1}}),
         ({"passed": True, "total_iterations": 3, "extra": 4}, {"passed": True, "total_iterations": 3}),
         (SimpleNamespace(passed=torch.tensor(False)), {"passed": False}),
         (Duck(), {"passed": False, "failure_count": 2}),
         (Duck, {"passed": True}),
-    ],
-    ids=["WorkloadResult", "dataclass", "dict", "tensor", "object", "class"],
-)
-def test_any_result_with_passed_is_one(result: object, kept: dict[str, Any]) -> None:
-    plain = read_result(result)
+    ]
+    for result, kept in cases:
+        plain = read_result(result)
 
-    assert {name: getattr(plain, name) for name in kept} == kept
+        assert {name: getattr(plain, name) for name in kept} == kept
 
 
-@pytest.mark.parametrize(
-    "passed",
-    [True, np.bool_(True), np.array(True), torch.tensor(True), np.float32(1) > 0, (torch.ones(3) == 1).all()],
-    ids=lambda passed: type(passed).__name__,
-)
-def test_passed_is_a_bool_of_python_numpy_or_torch(passed: object) -> None:
-    assert read_result({"passed": passed}).passed is True
-    assert outcome_of(SimpleNamespace(passed=passed))[0] == "ok"
+def test_passed_is_a_bool_of_python_numpy_or_torch() -> None:
+    cases: list[object] = [
+        True,
+        np.bool_(True),
+        np.array(True),
+        torch.tensor(True),
+        np.float32(1) > 0,
+        (torch.ones(3) == 1).all(),
+    ]
+    for passed in cases:
+        assert read_result({"passed": passed}).passed is True
+        assert outcome_of(SimpleNamespace(passed=passed))[0] == "ok"
 
 
 HAS_TO_BE = "; it has to be True or False"
 
 
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
+def test_what_is_neither_true_nor_false_is_no_verdict() -> None:
+    cases: list[tuple[object, str]] = [
         *(
             (result, f"run() returned {type(result).__name__}, which has no 'passed'; return a WorkloadResult")
             for result in (None, True, 0, "ok", {}, {"Passed": True}, object(), [True])
@@ -103,14 +103,12 @@ HAS_TO_BE = "; it has to be True or False"
         (SimpleNamespace(passed=[]), f"run() returned passed=[] (list){HAS_TO_BE}"),
         ({"passed": torch.tensor([True, True])}, f"run() returned passed=[True, True] (Tensor){HAS_TO_BE}"),
         ({"passed": len}, f"run() returned passed='{len!r}' (builtin_function_or_method){HAS_TO_BE}"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
-)
-def test_what_is_neither_true_nor_false_is_no_verdict(result: object, message: str) -> None:
-    status, failure = outcome_of(result)
+    ]
+    for result, message in cases:
+        status, failure = outcome_of(result)
 
-    assert (status, failure.phase, failure.kind) == ("workload_failed", "run", "result")
-    assert failure.message == message
+        assert (status, failure.phase, failure.kind) == ("workload_failed", "run", "result")
+        assert failure.message == message
 
 
 def test_a_result_that_cannot_be_read_fails_the_run() -> None:
@@ -143,9 +141,8 @@ def test_step_times_that_are_no_durations_are_left_out_and_noted() -> None:
     assert plain.failure_details == [{"note": "step_times_ms: 5 of 7 are not finite numbers of at least 0; left out"}]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
+def test_a_field_of_the_wrong_type_costs_that_field_and_is_noted() -> None:
+    cases: list[tuple[str, object, str]] = [
         ("failure_count", 1.5, "a whole number"),
         ("failure_count", True, "a whole number"),
         ("failure_count", "three", "a whole number"),
@@ -156,14 +153,13 @@ def test_step_times_that_are_no_durations_are_left_out_and_noted() -> None:
         ("elapsed_sec", -0.5, "a finite number of at least 0"),
         ("elapsed_sec", math.nan, "a finite number of at least 0"),
         ("main_work_started", 3, "a bool"),
-    ],
-)
-def test_a_field_of_the_wrong_type_costs_that_field_and_is_noted(field: str, value: object, expected: str) -> None:
-    plain = read_result({"passed": True, field: value})
+    ]
+    for field, value, expected in cases:
+        plain = read_result({"passed": True, field: value})
 
-    assert getattr(plain, field) is None
-    assert plain.failure_details == [{"note": f"{field}: {value!r} is not {expected}; left out"}]
-    assert plain.passed
+        assert getattr(plain, field) is None
+        assert plain.failure_details == [{"note": f"{field}: {value!r} is not {expected}; left out"}]
+        assert plain.passed
 
 
 def test_a_result_that_has_failures_has_not_passed() -> None:

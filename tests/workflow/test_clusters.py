@@ -111,9 +111,8 @@ def of(name: str, **limits: Any) -> dict[str, Any]:
 ANY = of("any")
 
 
-@pytest.mark.parametrize(
-    ("limits", "resources", "fits"),
-    [
+def test_the_first_partition_that_takes_the_job_is_chosen() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
         ({"maximum_cpus_per_job": 8}, {"threads_per_process": 8}, True),
         ({"maximum_cpus_per_job": 8}, {"threads_per_process": 9}, False),
         ({"require_cpus_multiple_of": 4}, {"threads_per_process": 8}, True),
@@ -129,12 +128,9 @@ ANY = of("any")
         ({"memory_per_cpu": "2G"}, {"memory": {"per_cpu_mb": 2049}}, False),
         ({"memory_per_gpu": "60G"}, {"memory": {"per_gpu_mb": 61441}, "gpus_per_process": 1}, False),
         ({"prevent_auto_select": True}, {}, False),
-    ],
-)
-def test_the_first_partition_that_takes_the_job_is_chosen(
-    limits: dict[str, Any], resources: dict[str, Any], fits: bool
-) -> None:
-    assert chosen([of("first", **limits), ANY], **resources) == ("first" if fits else "any")
+    ]
+    for limits, resources, fits in cases:
+        assert chosen([of("first", **limits), ANY], **resources) == ("first" if fits else "any")
 
 
 def test_keys_of_later_versions_of_row(configuration: Configuration) -> None:

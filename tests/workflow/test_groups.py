@@ -48,9 +48,8 @@ def named(*groups: str) -> list[list[str]]:
     return [[f"dir{number}" for number in group] for group in groups]
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
+def test_groups_are_sorted_split_where_keys_differ_and_then_by_size() -> None:
+    cases: list[tuple[dict[str, Any], list[list[str]]]] = [
         ({}, named("01234567")),
         ({"reverse_sort": True}, named("76543210")),
         # Also that of names with equal keys, as in Row.
@@ -58,20 +57,16 @@ def named(*groups: str) -> list[list[str]]:
         ({"maximum_size": 3}, named("012", "345", "67")),
         ({"sort_by": ["/half"], "split_by_sort_key": True}, named("01", "23", "45", "67")),
         ({"sort_by": ["/name"], "split_by_sort_key": True, "maximum_size": 3}, named("024", "6", "135", "7")),
-    ],
-)
-def test_groups_are_sorted_split_where_keys_differ_and_then_by_size(
-    keys: dict[str, Any], expected: list[list[str]]
-) -> None:
-    group = Group.model_validate(keys)
-    assert groups_of(group, NAMES[::-1], value_of) == expected
-    assert groups_of(group, [], value_of) == []
+    ]
+    for keys, expected in cases:
+        group = Group.model_validate(keys)
+        assert groups_of(group, NAMES[::-1], value_of) == expected
+        assert groups_of(group, [], value_of) == []
 
 
-@pytest.mark.parametrize(
-    ("include", "expected"),
-    [
-        ([], range(8)),
+def test_selectors_are_alternatives() -> None:
+    cases: list[tuple[object, list[int] | None]] = [
+        ([], [*range(8)]),
         ([{"condition": ["/i", "<", 2]}], [0, 1]),
         ([{"condition": ["/i", "<=", 2]}], [0, 1, 2]),
         ([{"condition": ["/i", "==", 2.0]}], [2]),
@@ -80,15 +75,14 @@ def test_groups_are_sorted_split_where_keys_differ_and_then_by_size(
         ([{"all": [["/i", ">", 2], ["/name", "==", "odd"]]}], [3, 5, 7]),
         ([{"any": [["/i", ">", 6], ["/i", "<", 1]]}], [0, 7]),
         ([{"condition": ["", "==", {}]}], None),
-    ],
-)
-def test_selectors_are_alternatives(include: object, expected: list[int] | None) -> None:
-    group = Group.model_validate({"include": include})
-    if expected is None:
-        with pytest.raises(RequestError, match="cannot be compared"):
-            included(group, NAMES, value_of)
-    else:
-        assert included(group, NAMES, value_of) == [f"dir{i}" for i in expected]
+    ]
+    for include, expected in cases:
+        group = Group.model_validate({"include": include})
+        if expected is None:
+            with pytest.raises(RequestError, match="cannot be compared"):
+                included(group, NAMES, value_of)
+        else:
+            assert included(group, NAMES, value_of) == [f"dir{i}" for i in expected]
 
 
 def test_a_missing_element_is_an_error_that_names_directory_and_keys() -> None:
@@ -238,25 +232,22 @@ def test_commands_name_each_directory_or_all_and_braces_of_the_shell_stay(
     assert shell_commands(command, names, values, WORKSPACE) == lines
 
 
-@pytest.mark.parametrize(
-    ("each", "paths", "line"),
-    [
+def test_folders_are_paths_from_where_a_command_runs() -> None:
+    cases: list[tuple[str, str, str]] = [
         ("directory", "d 1", "run 'w s/d 1'"),
         ("trial", "m/w/local-none/trial_3", "run 'w s/m/w/local-none/trial_3' 'w s/m/w/local-none' 'w s/m'"),
         ("trial", "m/w/trial_3", "run 'w s/m/w/trial_3' 'w s/m/w' 'w s/m'"),
         ("cell", "m/w/local-none", "run 'w s/m/w/local-none' 'w s/m/w/local-none' 'w s/m'"),
         ("matrix", "m", "run 'w s/m' 'w s/m'"),
-    ],
-)
-def test_folders_are_paths_from_where_a_command_runs(each: str, paths: str, line: str) -> None:
-    command = "run {folder}" + {"directory": "", "matrix": " {results}"}.get(each, " {cell} {results}")
-    check_command(command, each)
-    assert shell_commands(command, [paths], [None], Path("w s")) == [line]
+    ]
+    for each, paths, line in cases:
+        command = "run {folder}" + {"directory": "", "matrix": " {results}"}.get(each, " {cell} {results}")
+        check_command(command, each)
+        assert shell_commands(command, [paths], [None], Path("w s")) == [line]
 
 
-@pytest.mark.parametrize(
-    ("command", "each", "why"),
-    [
+def test_folders_that_a_command_has_not_are_refused() -> None:
+    cases: list[tuple[str, str, str]] = [
         (
             "run {cell}",
             "directory",
@@ -265,11 +256,10 @@ def test_folders_are_paths_from_where_a_command_runs(each: str, paths: str, line
         ("run {results}", "directory", "has {results}, which is for each = 'trial' or 'cell' or 'matrix'"),
         ("run {results}", "cell", "has neither of {folder} and {folders}"),
         ("run {folder} {folders}", "trial", "has both of"),
-    ],
-)
-def test_folders_that_a_command_has_not_are_refused(command: str, each: str, why: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(why)):
-        check_command(command, each)
+    ]
+    for command, each, why in cases:
+        with pytest.raises(ValueError, match=re.escape(why)):
+            check_command(command, each)
 
 
 def test_an_element_that_is_missing_names_its_directory() -> None:
@@ -326,9 +316,8 @@ def chosen(*texts: str, trials: list[Any] = TRIALS) -> list[int]:
     return selected(range(len(trials)), trials.__getitem__, [parse_condition(text) for text in texts], "--where")
 
 
-@pytest.mark.parametrize(
-    ("texts", "numbers"),
-    [
+def test_operators() -> None:
+    cases: list[tuple[list[str], list[int]]] = [
         (["/config/lr<0.1"], [0, 1]),
         (["/config/lr >= 2e-1"], [2, 3]),
         (["/environment==local"], [0, 1]),
@@ -339,21 +328,17 @@ def chosen(*texts: str, trials: list[Any] = TRIALS) -> list[int]:
         (["/config/a~1b/c~0d==1", "/trial==1"], [1, 3]),
         (["/trial>7"], []),
         (["/trial>7", "/config/lr<1"], []),
-    ],
-    ids=str,
-)
-def test_operators(texts: list[str], numbers: list[int]) -> None:
-    assert chosen(*texts) == numbers
+    ]
+    for texts, numbers in cases:
+        assert chosen(*texts) == numbers
 
 
-@pytest.mark.parametrize(
-    "text", ["", "lr<1", "/config/lr", "/config/lr=1", "/config/lr!=1", "/config/lr<", "/a~2<1", "<1"]
-)
-def test_what_is_no_condition_is_refused(text: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"such as /config/lr<0.1 or /environment==local, with one of <, <=, ==, >=, >"
-    ):
-        parse_condition(text)
+def test_what_is_no_condition_is_refused() -> None:
+    for text in ["", "lr<1", "/config/lr", "/config/lr=1", "/config/lr!=1", "/config/lr<", "/a~2<1", "<1"]:
+        with pytest.raises(
+            ValueError, match=r"such as /config/lr<0.1 or /environment==local, with one of <, <=, ==, >=, >"
+        ):
+            parse_condition(text)
 
 
 @pytest.mark.parametrize(

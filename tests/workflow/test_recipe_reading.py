@@ -111,9 +111,8 @@ processes.per_submission = 1
     assert [action.table.resources.total_processes(1) for action in recipe_of(text).by_name["one"]] == [8, 1]
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "message"),
-    [
+def test_what_is_wrong_is_one_message_with_its_line() -> None:
+    cases: list[tuple[str, int | None, str]] = [
         ("[[action]\n", None, "is not valid TOML"),
         (ONE + "[action.group]\nsort_by = ['a/b']\n", 6, "'a/b' is not a JSON pointer"),
         (
@@ -158,15 +157,14 @@ processes.per_submission = 1
             10,
             "names an action that has from itself",
         ),
-    ],
-)
-def test_what_is_wrong_is_one_message_with_its_line(text: str, line: int | None, message: str) -> None:
-    with pytest.raises(RecipeError) as error:
-        recipe_of(text)
-    place = "/project/aorta.toml: " if line is None else f"/project/aorta.toml:{line}: "
-    assert str(error.value).startswith(place)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    ]
+    for text, line, message in cases:
+        with pytest.raises(RecipeError) as error:
+            recipe_of(text)
+        place = "/project/aorta.toml: " if line is None else f"/project/aorta.toml:{line}: "
+        assert str(error.value).startswith(place)
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
 
 
 def test_names_of_ways_to_fail_are_those_of_all_actions_in_the_order_of_the_file() -> None:
@@ -211,9 +209,8 @@ def message_of(text: str) -> str:
     return str(error.value).removeprefix("/aorta.toml:")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_message_has_the_action_the_key_and_what_is_valid() -> None:
+    cases: list[tuple[str, str]] = [
         (
             "actions = 3\n",
             "1: unknown key 'actions'; did you mean 'action'? valid: action, default, environment, mitigation, s",
@@ -254,12 +251,11 @@ def message_of(text: str) -> str:
         (MATRIX + "resources.memory = 3\n", "resources.memory = 3: expected a table with per_cpu_mb, per_gpu_mb"),
         (ONE + "group.include = [{condition = ['/a']}]\n", "condition = ['/a']: expected more elements"),
         ("[action]\nname = 'a'\n", "1: action is a table: expected an array"),
-    ],
-)
-def test_a_message_has_the_action_the_key_and_what_is_valid(text: str, message: str) -> None:
-    found = message_of(text)
-    assert found.startswith(message) if message[0].isdigit() else message in found
-    assert "\n" not in found
+    ]
+    for text, message in cases:
+        found = message_of(text)
+        assert found.startswith(message) if message[0].isdigit() else message in found
+        assert "\n" not in found
 
 
 @pytest.mark.parametrize("table", ["extra_env", "config"])

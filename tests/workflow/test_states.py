@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plans import SPEC
@@ -134,9 +133,8 @@ def test_units_contain_each_other_as_paths_do() -> None:
     assert not Blocked().touches("")
 
 
-@pytest.mark.parametrize(
-    ("each", "unit", "progress", "waits"),
-    [
+def test_followers_of_a_matrix() -> None:
+    cases: list[tuple[str | None, str, dict[str, Progress], bool]] = [
         # A comparison of a cell needs the results of that cell, failures among them.
         ("cell", "a", {"a/0": "completed", "a/1": "failed"}, False),
         ("cell", "b", {"a/0": "completed", "b/1": "open"}, True),
@@ -149,13 +147,12 @@ def test_units_contain_each_other_as_paths_do() -> None:
         ("trial", "a/1", {"a/0": "completed", "a/1": "failed"}, True),
         (None, "x/0", {"a/0": "completed", "b/1": "failed"}, True),
         (None, "x/0", {"a/0": "completed", "b/1": "completed"}, False),
-    ],
-)
-def test_followers_of_a_matrix(each: str | None, unit: str, progress: dict[str, Progress], waits: bool) -> None:
-    keys = {"workload": "gemm"} if each is None else {"command": "x {folder}", "each": each}
-    follower = Action("after", ActionTable.model_validate(keys), 1)
-    blocked = blocked_for(follower, MATRIX, waited_for(follower, MATRIX, progress))
-    assert blocked.touches(unit) == waits
+    ]
+    for each, unit, progress, waits in cases:
+        keys = {"workload": "gemm"} if each is None else {"command": "x {folder}", "each": each}
+        follower = Action("after", ActionTable.model_validate(keys), 1)
+        blocked = blocked_for(follower, MATRIX, waited_for(follower, MATRIX, progress))
+        assert blocked.touches(unit) == waits
 
 
 def test_units_of_a_command_are_those_of_the_nearest_matrix_before_it() -> None:

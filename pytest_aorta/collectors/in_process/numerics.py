@@ -396,12 +396,10 @@ class NumericsHooks:
         seen = self.tensors.get(id(tensor))
         if seen is not None and seen.ref() is tensor and seen.maker:
             return f"output of {seen.maker}"
+        # From Python 3.13 on, an object can hold its attributes without a dictionary.
+        held = [each if isinstance(each, dict) else getattr(each, "__dict__", {}) for each in gc.get_referrers(tensor)]
         names = [
-            key
-            for owner in gc.get_referrers(tensor)
-            if isinstance(owner, dict)
-            for key, value in list(owner.items())
-            if value is tensor and isinstance(key, str)
+            key for owner in held for key, value in list(owner.items()) if value is tensor and isinstance(key, str)
         ]
         return f"{names[0] if names else 'a tensor'} {tuple(tensor.shape)}"
 

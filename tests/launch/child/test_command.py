@@ -160,9 +160,8 @@ def said(lines: list[str], rules: OutputRules) -> OutputFindings:
     return found
 
 
-@pytest.mark.parametrize(
-    ("code", "lines", "rules", "message"),
-    [
+def test_the_first_reason_decides() -> None:
+    cases: list[tuple[int, list[str], OutputRules, str | None]] = [
         (0, ["fine"], OutputRules(), None),
         (0, ["loss nan"], OutputRules(fail_on=("nan|inf",)), "its output matches 'nan|inf': loss nan"),
         (7, ["loss nan"], OutputRules(fail_on=("nan|inf",)), "its output matches 'nan|inf': loss nan"),
@@ -190,13 +189,12 @@ def said(lines: list[str], rules: OutputRules) -> OutputFindings:
         (0, ["fine"], OutputRules(metric=("(?P<step>x)",), pass_on=("fine",)), None),
         (0, ["loss nan"], OutputRules(fail_on_nonfinite=True), "its output says nan: loss nan"),
         (-9, ["3/9"], OutputRules(metric=(r"(?P<step>\d+)/(?P<total>\d+)",)), "ended by SIGKILL, after step 3 of 9"),
-    ],
-)
-def test_the_first_reason_decides(code: int, lines: list[str], rules: OutputRules, message: str | None) -> None:
-    failure = command_failure(code, said(lines, rules), "")
-    assert (failure and failure.message) == message
-    result = command_result(code, said(lines, rules), "", 1.5)
-    assert (result.passed, result.metrics["returncode"]) == (failure is None, code)
+    ]
+    for code, lines, rules, message in cases:
+        failure = command_failure(code, said(lines, rules), "")
+        assert (failure and failure.message) == message
+        result = command_result(code, said(lines, rules), "", 1.5)
+        assert (result.passed, result.metrics["returncode"]) == (failure is None, code)
 
 
 def test_an_exception_is_read_from_what_it_has_printed() -> None:

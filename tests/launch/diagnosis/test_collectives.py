@@ -52,9 +52,8 @@ SUM, COPY = ("all_reduce", WORLD, 4), ("broadcast", WORLD, 4)
 LONG, PAIRED = ("all_reduce", WORLD, 8), ("all_reduce", PAIR, 4)
 
 
-@pytest.mark.parametrize(
-    ("by_rank", "text", "odd"),
-    [
+def test_the_first_collective_that_differs() -> None:
+    cases: list[tuple[list[list[Entry]], str | None, int | None]] = [
         ([[SUM, SUM], [SUM, SUM], [SUM, SUM]], None, None),
         ([[SUM, SUM], [SUM], [SUM, SUM]], None, None),
         (
@@ -77,20 +76,18 @@ LONG, PAIRED = ("all_reduce", WORLD, 8), ("all_reduce", PAIR, 4)
         ([[PAIRED, SUM, SUM], [PAIRED, COPY, PAIRED], [SUM, SUM]], "collective 1 differs: rank 1: gloo:broadcast", 1),
         # What legally differs.
         ([[("all_to_all", WORLD, 4)], [("all_to_all", WORLD, 8)], [("all_to_all", WORLD, 2)]], None, None),
-    ],
-)  # fmt: skip
-def test_the_first_collective_that_differs(by_rank: list[list[Entry]], text: str | None, odd: int | None) -> None:
-    entered = {rank: read_collectives(trace(entries, rank)) for rank, entries in enumerate(by_rank)}
+    ]
+    for by_rank, text, odd in cases:
+        entered = {rank: read_collectives(trace(entries, rank)) for rank, entries in enumerate(by_rank)}
 
-    found = find_mismatch(entered, len(by_rank))
+        found = find_mismatch(entered, len(by_rank))
 
-    assert (None if found is None else found.odd) == odd
-    assert found is None if text is None else found is not None and found.text.startswith(text)
+        assert (None if found is None else found.odd) == odd
+        assert found is None if text is None else found is not None and found.text.startswith(text)
 
 
-@pytest.mark.parametrize(
-    ("by_rank", "behind"),
-    [
+def test_ranks_that_others_wait_for_and_that_wait_for_none() -> None:
+    cases: list[tuple[list[list[Entry]], set[int]]] = [
         ([[SUM, SUM], [SUM], [SUM, SUM]], {1}),
         ([[SUM], [SUM], [SUM]], set()),
         # Rank 0 waits for rank 1 in the pair, which waits with rank 2 for rank 0 in the world: nobody is behind.
@@ -98,12 +95,11 @@ def test_the_first_collective_that_differs(by_rank: list[list[Entry]], text: str
         # Rank 2 waits for ranks 0 and 1, and of these rank 0 for rank 1.
         ([[SUM, PAIRED, PAIRED], [SUM, PAIRED], [SUM, SUM]], {1}),
         ([[SUM], [PAIRED], []], set()),
-    ],
-)
-def test_ranks_that_others_wait_for_and_that_wait_for_none(by_rank: list[list[Entry]], behind: set[int]) -> None:
-    entered = {rank: read_collectives(trace(entries, rank, members=False)) for rank, entries in enumerate(by_rank)}
+    ]
+    for by_rank, behind in cases:
+        entered = {rank: read_collectives(trace(entries, rank, members=False)) for rank, entries in enumerate(by_rank)}
 
-    assert positions(entered)[0] == behind
+        assert positions(entered)[0] == behind
 
 
 def test_groups_that_a_split_has_made_are_not_confused() -> None:

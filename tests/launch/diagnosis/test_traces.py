@@ -246,9 +246,8 @@ def test_of_a_crash_an_exception_counts_where_the_interpreter_was_ending(tmp_pat
         assert failure_of(tmp_path, CAUGHT + crash, code=-6).kind == "signal"
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
+def test_an_error_file_comes_first() -> None:
+    cases: list[tuple[dict[str, object], dict[str, Any]]] = [
         ({"message": "plain"}, {"message": "plain"}),
         (
             {"message": {"message": "OSError: x: y", "extraInfo": {"py_callstack": "T"}}},
@@ -256,10 +255,9 @@ def test_of_a_crash_an_exception_counts_where_the_interpreter_was_ending(tmp_pat
         ),
         ({"message": {"message": "a b", "extraInfo": 3}}, {"message": "a b"}),
         ({"message": {}}, {"message": ""}),
-    ],
-)
-def test_an_error_file_comes_first(content: dict[str, object], expected: dict[str, Any]) -> None:
-    assert infer_exit_reason(7, content, None) == Failure("run", "exception", exit_code=7, **expected)
+    ]
+    for content, expected in cases:
+        assert infer_exit_reason(7, content, None) == Failure("run", "exception", exit_code=7, **expected)
 
 
 # Whether the failure of a rank follows from another rank: that of torch.distributed may, the rank's own does not.
@@ -283,9 +281,8 @@ OF_NCCL = "NCCL error in: NCCLUtils.hpp:275, remote process exited or there was 
 CONNECTS = "The client socket has timed out after 1000ms while trying to connect to (a, 1)"
 
 
-@pytest.mark.parametrize(
-    ("type_name", "message", "traceback", "relation"),
-    [
+def test_what_an_exception_says_of_a_peer() -> None:
+    cases: list[tuple[str, str, str | None, str | None]] = [
         # Of its own: a server, a connection, a worker of a DataLoader, a wrong argument, an error of the GPU.
         ("TimeoutError", "Timed out waiting for shard server", OWN, None),
         ("TimeoutError", "Timed out waiting for shard server", None, None),
@@ -307,15 +304,12 @@ CONNECTS = "The client socket has timed out after 1000ms while trying to connect
         # What a trainer made of it, and of its own.
         ("TrainingFailed", "step 3 failed", f"{ALL_REDUCE}RuntimeError: {CLOSED}\n{AFTER}{OWN}", "peer lost"),
         ("TrainingFailed", "step 3 failed", f"{OWN}TimeoutError: Timed out waiting for shards\n{AFTER}{OWN}", None),
-    ],
-)
-def test_what_an_exception_says_of_a_peer(
-    type_name: str, message: str, traceback: str | None, relation: str | None
-) -> None:
-    if traceback is not None:
-        traceback += f"{type_name}: {message}\n"
+    ]
+    for type_name, message, traceback, relation in cases:
+        if traceback is not None:
+            traceback += f"{type_name}: {message}\n"
 
-    assert relation_to_a_peer(Failure("run", "exception", message, type_name, traceback)) == relation
+        assert relation_to_a_peer(Failure("run", "exception", message, type_name, traceback)) == relation
 
 
 @pytest.mark.parametrize(
@@ -403,18 +397,16 @@ OF_PROGRAM = Frame("/home/me/train.py", 3, "<module>")
 OF_MODEL = Frame("/home/me/model.py", 2, "<module>")
 
 
-@pytest.mark.parametrize(
-    ("frames", "imports"),
-    [
+def test_an_import_of_a_library_is_told_from_code_of_the_program() -> None:
+    cases: list[tuple[list[Frame], bool]] = [
         ([OF_TORCH, IMPORTING, OF_PROGRAM], True),
         ([OF_TORCH, IMPORTING, OF_MODEL, IMPORTING, OF_PROGRAM], True),
         ([OF_MODEL, IMPORTING, OF_PROGRAM], False),  # its own code, which may be all of it
         ([OF_TORCH, OF_PROGRAM], False),
         ([], False),
-    ],
-)
-def test_an_import_of_a_library_is_told_from_code_of_the_program(frames: list[Frame], imports: bool) -> None:
-    assert imports_a_library([frames] if frames else []) is imports
+    ]
+    for frames, imports in cases:
+        assert imports_a_library([frames] if frames else []) is imports
 
 
 def test_an_import_is_called_by_its_package() -> None:

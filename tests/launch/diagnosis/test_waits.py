@@ -28,9 +28,8 @@ def collective(rank: int, *members: int, call: str = "all_reduce") -> Wait:
     return Wait(call, [each for each in members if each != rank], list(members))
 
 
-@pytest.mark.parametrize(
-    ("waits", "awaited", "text"),
-    [
+def test_who_is_waited_for_and_what_is_said() -> None:
+    cases: list[tuple[dict[int, Wait], int | None, str]] = [
         (
             {1: recv(0), 2: recv(1), 3: recv(2)},
             0,
@@ -55,12 +54,11 @@ def collective(rank: int, *members: int, call: str = "all_reduce") -> Wait:
             "which waits in all_reduce of ranks 2-3 for rank 2, which waits in all_reduce of ranks 0,2 for rank 0",
         ),
         ({0: send(1), 1: send(0)}, None, "rank 0 waits in send for rank 1, which waits in send for rank 0"),
-    ],
-)
-def test_who_is_waited_for_and_what_is_said(waits: dict[int, Wait], awaited: int | None, text: str) -> None:
-    graph = WaitGraph.of(waits, {})
+    ]
+    for waits, awaited, text in cases:
+        graph = WaitGraph.of(waits, {})
 
-    assert (graph.awaited(), graph.text()) == (awaited, text)
+        assert (graph.awaited(), graph.text()) == (awaited, text)
 
 
 def test_of_equal_groups_the_recorder_tells_which_one_a_rank_is_in() -> None:
@@ -115,9 +113,8 @@ def test_a_rank_that_got_more_than_it_expected_is_odd_where_most_others_have_ent
     )
 
 
-@pytest.mark.parametrize(
-    ("others", "rejecting", "world_size"),
-    [
+def test_else_it_may_be_the_victim() -> None:
+    cases: list[tuple[dict[int, list[Collective]], dict[int, tuple[int, int]], int]] = [
         ({0: [SUM]}, {1: (64, 48)}, 2),  # either of the two may be wrong
         ({0: [SUM], 2: [SUM]}, {1: (64, 48)}, 5),  # the rest is not known
         ({0: [SUM], 3: [SUM]}, {1: (64, 48), 2: (64, 48)}, 4),
@@ -125,12 +122,9 @@ def test_a_rank_that_got_more_than_it_expected_is_odd_where_most_others_have_ent
         ({0: [SUM], 2: [Collective("gloo:all_reduce", 3, "default_pg", "Float[8]")]}, {1: (64, 48)}, 3),
         # Each rank sends another number to each.
         ({rank: [Collective("gloo:all_to_all", 4, "default_pg")] for rank in (0, 2)}, {1: (64, 48)}, 3),
-    ],
-)
-def test_else_it_may_be_the_victim(
-    others: dict[int, list[Collective]], rejecting: dict[int, tuple[int, int]], world_size: int
-) -> None:
-    assert find_rejecting(others, rejecting, world_size) is None
+    ]
+    for others, rejecting, world_size in cases:
+        assert find_rejecting(others, rejecting, world_size) is None
 
 
 TIMED_OUT = "[../unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete"
@@ -262,21 +256,17 @@ def test_a_rank_that_ends_before_the_others_have_met_is_the_cause() -> None:
 DOUBLE, FLOAT = (Collective("gloo:all_reduce", 4, "default_pg", of=of) for of in ("Double[64]", "Float[64]"))
 
 
-@pytest.mark.parametrize(
-    ("entered", "rejecting", "odd"),
-    [
+def test_of_two_sizes_a_rank_that_got_too_much_has_entered_the_smaller() -> None:
+    cases: list[tuple[dict[int, list[Collective]], dict[int, tuple[int, int]], int | None]] = [
         ({0: [DOUBLE], 1: [FLOAT]}, {2: (88, 44)}, 0),
         ({0: [FLOAT], 1: [DOUBLE]}, {2: (88, 44)}, 1),
         ({0: [DOUBLE], 1: [FLOAT]}, {2: (132, 44)}, None),  # of neither
         ({0: [DOUBLE], 1: [FLOAT]}, {}, None),
         ({0: [DOUBLE], 1: [FLOAT], 3: [FLOAT]}, {2: (88, 44)}, 0),
-    ],
-)
-def test_of_two_sizes_a_rank_that_got_too_much_has_entered_the_smaller(
-    entered: dict[int, list[Collective]], rejecting: dict[int, tuple[int, int]], odd: int | None
-) -> None:
-    found = find_mismatch(entered, max([*entered, 2]) + 1, rejecting)
-    assert found is not None
-    assert found.odd == odd
-    said = "; rank 2: 88 bytes came where it expected 44"
-    assert found.text.endswith(said) == (odd is not None)
+    ]
+    for entered, rejecting, odd in cases:
+        found = find_mismatch(entered, max([*entered, 2]) + 1, rejecting)
+        assert found is not None
+        assert found.odd == odd
+        said = "; rank 2: 88 bytes came where it expected 44"
+        assert found.text.endswith(said) == (odd is not None)

@@ -212,6 +212,7 @@ def test_it_stands_where_pytest_says_that_it_has_collected_nothing(stage: Stage,
     result.stdout.fnmatch_lines(["no workload in my repro.py: A has no run(); a workload has setup() and run(), *"])
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_a_script_that_fails_when_it_is_imported_is_named_with_the_option_that_runs_it(stage: Stage) -> None:
     stage.write(train="import sys\nprint(sys.argv[sys.argv.index('--steps')])")
     stage.write(test_train="import nothing\ndef test_it(): pass")

@@ -77,6 +77,7 @@ def test_copies_of_memory_that_is_not_shared_live_as_long_as_their_task(host: Ho
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         refs.extend(orch.submit_sub(host.open_files, TaskArgs().add(x).add(x[:2])) for _ in range(40))
 
+    run_one(lambda orch: orch.submit_sub(host.open_files), host.worker)  # whose processes start now
     ours = open_files()
     host.worker.run(build)
     theirs = [ref.wait().payload for ref in refs]

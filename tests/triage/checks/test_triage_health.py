@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from support.records import record
 from support.results import write_cell
 from support.stage import Stage
@@ -25,9 +24,8 @@ XID_94 = {"devices": {"GPU 2": {"events": [{"at": 1.0, "kind": "Xid", "code": 94
 ECC = {"devices": {"GPU 2": {"counters": {"ecc_uncorrected": 1}}}, "readings": 3}
 
 
-@pytest.mark.parametrize(
-    ("health", "said"),
-    [
+def test_the_gravest_event_of_a_failed_trial_is_named() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         (XID_94, "after Xid 94 (contained ECC error) on GPU 2"),
         (ECC, "after uncorrectable ECC error on GPU 2"),
         ({"devices": {"GPU 0": {"counters": {"ras umc uncorrected": 2}}}}, "after RAS error (memory) on GPU 0"),
@@ -35,13 +33,14 @@ ECC = {"devices": {"GPU 2": {"counters": {"ecc_uncorrected": 1}}}, "readings": 3
         ({"host": {"events": [{"at": 1.0, "kind": "OOM kill", "text": "Killed process 1"}]}}, ""),
         ({"devices": {"GPU 0": {"counters": {"ecc_corrected": 5}}}}, ""),  # it was corrected
         ({"devices": {"GPU 0": {"events": [{"at": 1.0, "kind": "Xid", "code": 45}]}}}, ""),  # it only follows
-        ({"devices": {"GPU 0": {"events": [{"at": 1.0, "kind": "Xid", "code": 31}]}}},
-         "after Xid 31 (memory page fault) on GPU 0"),
+        (
+            {"devices": {"GPU 0": {"events": [{"at": 1.0, "kind": "Xid", "code": 31}]}}},
+            "after Xid 31 (memory page fault) on GPU 0",
+        ),
         ({}, ""),
-    ],
-)  # fmt: skip
-def test_the_gravest_event_of_a_failed_trial_is_named(health: dict[str, Any], said: str) -> None:
-    assert after(health) == said
+    ]
+    for health, said in cases:
+        assert after(health) == said
 
 
 def test_what_the_hardware_reported_is_a_part_of_the_signature() -> None:

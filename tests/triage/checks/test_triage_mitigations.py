@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.records import record
@@ -93,9 +92,8 @@ def test_why_a_mitigation_cannot_act_is_said() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("cells", "more", "seconds"),
-    [
+def test_what_is_a_second_baseline_and_nothing_else_is_inert() -> None:
+    cases: list[tuple[list[Cell], dict[str, Any], set[str]]] = [
         # torch's agent sets OMP_NUM_THREADS=1 for several ranks; around pytest it is not set.
         ([Cell("none", sees=THREADS), Cell("one", THREADS)], {}, {"local-one"}),
         # Of an explicit baseline with variables, the cell without them differs by them.
@@ -130,14 +128,11 @@ def test_why_a_mitigation_cannot_act_is_said() -> None:
                 {"requested": {"launcher": ["numactl", "--cpunodebind=0"]}},
             )
         ),
-    ],
-)
-def test_what_is_a_second_baseline_and_nothing_else_is_inert(
-    cells: list[Cell], more: dict[str, Any], seconds: set[str]
-) -> None:
-    found = judged(*cells, **more)
-    assert {name for name, effect in found.items() if effect.is_second_baseline} == seconds
-    assert {name for name, effect in found.items() if effect.is_inert or effect.inert} == seconds
+    ]
+    for cells, more, seconds in cases:
+        found = judged(*cells, **more)
+        assert {name for name, effect in found.items() if effect.is_second_baseline} == seconds
+        assert {name for name, effect in found.items() if effect.is_inert or effect.inert} == seconds
 
 
 def test_a_search_that_was_given_up_and_ambient_values_of_another_place_say_nothing() -> None:

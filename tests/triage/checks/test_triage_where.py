@@ -144,23 +144,18 @@ def nodes(hosts: Sequence[int], devices: int) -> list[Place]:
     return [Place(f"node{host}", (device,)) for host in hosts for device in range(devices)]
 
 
-@pytest.mark.parametrize(
-    ("trials", "at", "is_bad", "where"),
-    [
+def test_what_all_bad_places_share_is_named() -> None:
+    cases: list[tuple[int, list[Place], Callable[[Place], bool], str]] = [
         (40, nodes((1, 2), 4), lambda place: place == Place("node1", (3,)), "on GPU 3 of node1: suspect the device"),
         (40, nodes((1,), 8), lambda place: place.devices[0] in (1, 6), "on GPU 1 and GPU 6: suspect the devices"),
         # Devices that always ran together.
         (20, [Place("n", (0, 1)), Place("n", (2, 3))], lambda place: 2 in place.devices, "on GPU 2 and GPU 3: "),
         (30, [Place("n", job=each) for each in "123"], lambda place: place.job == "2", "in job 2: suspect the job"),
         (30, [Place("n", slot=each) for each in range(4)], lambda place: place.slot == 3, "in slot 3: suspect the"),
-    ],
-    ids=["device of a host", "two devices", "pair of devices", "job", "slot"],
-)
-def test_what_all_bad_places_share_is_named(
-    trials: int, at: list[Place], is_bad: Callable[[Place], bool], where: str
-) -> None:
-    found = associations(run(2, trials, places(*at), fails(lambda trial: is_bad(trial.place))))
-    assert f" failures {where}" in said(found)[0]
+    ]
+    for trials, at, is_bad, where in cases:
+        found = associations(run(2, trials, places(*at), fails(lambda trial: is_bad(trial.place))))  # noqa: B023
+        assert f" failures {where}" in said(found)[0]
 
 
 def test_a_bad_host_is_named_and_its_devices_are_not() -> None:
@@ -223,28 +218,24 @@ def test_the_p_value_of_ranks_is_that_of_all_possibilities(sizes: tuple[int, ...
         assert found.p == pytest.approx(min(1.0, max(sizes) * len(as_many) / total))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "culprit"),
-    [
+def test_a_rank_is_the_culprit_where_all_others_failed_because_of_it() -> None:
+    """Of each rank whether it failed because of another; ``None`` for one that has not failed."""
+    cases: list[tuple[list[tuple[int, bool | None]], tuple[int, int] | None]] = [
         ([(0, True), (1, False), (2, True)], (1, 3)),
         ([(0, False), (1, False)], None),
         ([(0, None), (1, False), (2, None)], (1, 3)),
         ([(1, False)], None),
-    ],
-)
-def test_a_rank_is_the_culprit_where_all_others_failed_because_of_it(
-    ranks: list[tuple[int, bool | None]], culprit: tuple[int, int] | None
-) -> None:
-    """Of each rank whether it failed because of another; ``None`` for one that has not failed."""
-    failure = {"kind": "exception", "phase": "run"}
-    listed = [
-        {"rank": rank, "failure": None if because is None else failure, "collateral": bool(because)}
-        for rank, because in ranks
     ]
-    found = facts_of(
-        record(exit_status="workload_failed", failure={**failure, "rank": 1}, ranks=listed), "trial_0.json"
-    )
-    assert found.culprit == culprit
+    for ranks, culprit in cases:
+        failure = {"kind": "exception", "phase": "run"}
+        listed = [
+            {"rank": rank, "failure": None if because is None else failure, "collateral": bool(because)}
+            for rank, because in ranks
+        ]
+        found = facts_of(
+            record(exit_status="workload_failed", failure={**failure, "rank": 1}, ranks=listed), "trial_0.json"
+        )
+        assert found.culprit == culprit
 
 
 def test_a_change_in_the_middle_of_the_run_is_named_and_what_it_means_for_cells() -> None:
@@ -353,21 +344,25 @@ def test_trials_that_do_not_count_are_left_out() -> None:
     assert associations(run(2, 20, places(*GPUS), fails(lambda trial: trial.index % 2 == 0), lose)).bad_place is None
 
 
-@pytest.mark.parametrize(
-    "tables",
-    [[(3, 5, 0, 4)], [(2, 3, 1, 4), (1, 2, 0, 3)], [(0, 3, 2, 3), (3, 3, 1, 2)], [(2, 2, 2, 2), (0, 1, 0, 4)]],
-)
-def test_the_tails_of_strata_are_those_of_all_ways_to_spread_the_failures(
-    tables: Sequence[tuple[int, int, int, int]],
-) -> None:
-    spread = [
-        [sum(index < trials for index in chosen) for chosen in itertools.combinations(range(trials + others), a + b)]
-        for a, trials, b, others in tables
+def test_the_tails_of_strata_are_those_of_all_ways_to_spread_the_failures() -> None:
+    cases: list[Sequence[tuple[int, int, int, int]]] = [
+        [(3, 5, 0, 4)],
+        [(2, 3, 1, 4), (1, 2, 0, 3)],
+        [(0, 3, 2, 3), (3, 3, 1, 2)],
+        [(2, 2, 2, 2), (0, 1, 0, 4)],
     ]
-    sums = [sum(each) for each in itertools.product(*spread)]
-    seen = sum(table[0] for table in tables)
-    expected = sum(each <= seen for each in sums) / len(sums), sum(each >= seen for each in sums) / len(sums)
-    assert stratified_tails(tables) == pytest.approx(expected)
+    for tables in cases:
+        spread = [
+            [
+                sum(index < trials for index in chosen)
+                for chosen in itertools.combinations(range(trials + others), a + b)
+            ]
+            for a, trials, b, others in tables
+        ]
+        sums = [sum(each) for each in itertools.product(*spread)]
+        seen = sum(table[0] for table in tables)
+        expected = sum(each <= seen for each in sums) / len(sums), sum(each >= seen for each in sums) / len(sums)
+        assert stratified_tails(tables) == pytest.approx(expected)
 
 
 def exchangeable(generator: random.Random) -> list[CellTrials]:

@@ -71,9 +71,8 @@ def hang(kind: str, message: str) -> Signature:
     return signature(kind, status="timeout", message=message)
 
 
-@pytest.mark.parametrize(
-    ("found", "text"),
-    [
+def test_the_text_of_a_failure() -> None:
+    cases: list[tuple[Signature, str]] = [
         (raised("RuntimeError", "loss is nan at step 17"), "loss is nan at step # (train.py:88 in step)"),
         # The type is shown where the message alone says less.
         (raised("KeyError", "'a'"), "KeyError: 'a' (train.py:88 in step)"),
@@ -109,15 +108,13 @@ def hang(kind: str, message: str) -> Signature:
                 "; train.py line 3": " (train.py:3)",
             }.items()
         ),
-    ],
-)
-def test_the_text_of_a_failure(found: Signature, text: str) -> None:
-    assert found.text == text
+    ]
+    for found, text in cases:
+        assert found.text == text
 
 
-@pytest.mark.parametrize(
-    ("file", "target", "is_own"),
-    [
+def test_which_code_is_the_users() -> None:
+    cases: list[tuple[str, str, bool]] = [
         ("/home/me/train.py", "", True),
         ("/home/me/pytest_aorta/train.py", "", True),
         ("/usr/lib/python3.11/json/decoder.py", "/home/me/train.py:Train", False),
@@ -128,14 +125,13 @@ def test_the_text_of_a_failure(found: Signature, text: str) -> None:
         ("/venv/lib/python3.11/site-packages/mine.py", "mine:Train", True),
         ("/venv/lib/python3.11/site-packages/mine_other/train.py", "mine.cli:Train", False),
         ("/venv/lib/python3.11/site-packages/train.py", "/venv/lib/python3.11/site-packages/train.py:Train", True),
-    ],
-)
-def test_which_code_is_the_users(file: str, target: str, is_own: bool) -> None:
-    trial = failed(type="E", traceback=f'{HEADING}{RUNNER}  File "{file}", line 3, in f\nE\n')
-    trial["request"]["workload"]["target"] = target
-    found = signature_of(trial)
-    assert found is not None
-    assert bool(found.where) == is_own
+    ]
+    for file, target, is_own in cases:
+        trial = failed(type="E", traceback=f'{HEADING}{RUNNER}  File "{file}", line 3, in f\nE\n')
+        trial["request"]["workload"]["target"] = target
+        found = signature_of(trial)
+        assert found is not None
+        assert bool(found.where) == is_own
 
 
 def test_an_exception_says_with_which_it_began() -> None:
@@ -167,9 +163,8 @@ GONE = "DataLoader worker (pid(s) 3217, 3220) exited unexpectedly"
 SAID = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."
 
 
-@pytest.mark.parametrize(
-    ("failure", "said"),
-    [
+def test_a_worker_that_a_signal_has_ended_is_one_signature() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"kind": "exception", "type": "RuntimeError", "message": KILLED, "traceback": HEADING + STEP}, ""),
         ({"kind": "exception", "type": "RuntimeError", "message": GONE, "traceback": f"RuntimeError: {KILLED}\n"}, ""),
         ({"kind": "exception", "type": "RuntimeError", "message": GONE}, SAID),
@@ -177,16 +172,15 @@ SAID = "ERROR: Unexpected bus error encountered in worker. This might be caused 
         ({"kind": "exception", "type": "EOFError", "message": ""}, SAID),
         ({"kind": "exit_code", "exit_code": 1, "message": "ended itself with exit code 1: bye"}, SAID),
         ({"kind": "signal", "signal": "SIGBUS", "message": "ended by SIGBUS"}, SAID),
-    ],
-)
-def test_a_worker_that_a_signal_has_ended_is_one_signature(failure: dict[str, Any], said: str) -> None:
-    trial = failed(**failure)
-    trial["result"]["output"] = {"detected": {"worker": {"lines": 1, "first": said}} if said else {}}
-    found = signature_of(trial)
-    assert found is not None
-    assert found.text == "a DataLoader worker ended: bus error"
-    trial["failure"] |= {"kind": "exception", "type": "ValueError", "message": "loss is nan"}  # of something else
-    assert "worker" not in getattr(signature_of(trial), "text", "worker")
+    ]
+    for failure, said in cases:
+        trial = failed(**failure)
+        trial["result"]["output"] = {"detected": {"worker": {"lines": 1, "first": said}} if said else {}}
+        found = signature_of(trial)
+        assert found is not None
+        assert found.text == "a DataLoader worker ended: bus error"
+        trial["failure"] |= {"kind": "exception", "type": "ValueError", "message": "loss is nan"}  # of something else
+        assert "worker" not in getattr(signature_of(trial), "text", "worker")
 
 
 def test_what_a_program_says_last_tells_exit_codes_apart() -> None:
@@ -212,20 +206,18 @@ def test_a_hang_of_ranks_is_that_of_the_one_that_others_wait_for(blamed: int | N
     assert (found.where, found.role) == (where, "rank")
 
 
-@pytest.mark.parametrize(
-    ("details", "text"),
-    [
+def test_a_failed_result_has_the_words_of_its_first_detail() -> None:
+    cases: list[tuple[list[dict[str, Any]], str]] = [
         ([], "passed=False"),
         ([{"iteration": 3, "max_abs_diff": 0.5}], "passed=False"),
         ([{"note": "12 bytes were cut"}], "passed=False"),
         ([{"iteration": 3, "operation": "matmul", "kind": "non_finite"}], "non_finite, operation matmul"),
         ([{"kind": "rank_lost", "rank": 3, "error": "OSError: pid 4711"}], "rank_lost, OSError: pid #"),
-    ],
-)
-def test_a_failed_result_has_the_words_of_its_first_detail(details: list[dict[str, Any]], text: str) -> None:
-    message = "run() returned passed=False, 3 failure(s), first at iteration 7"
-    trial = {**failed("result", message=message), "result": {"passed": False, "failure_details": details}}
-    assert getattr(signature_of(trial), "text", None) == text
+    ]
+    for details, text in cases:
+        message = "run() returned passed=False, 3 failure(s), first at iteration 7"
+        trial = {**failed("result", message=message), "result": {"passed": False, "failure_details": details}}
+        assert getattr(signature_of(trial), "text", None) == text
 
 
 def test_which_rank_has_failed_does_not_matter() -> None:

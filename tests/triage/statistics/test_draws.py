@@ -49,11 +49,17 @@ def said(table: Table) -> str:
     return " | ".join([*conclusions(table), *table.warnings])
 
 
-@pytest.mark.parametrize(("cell", "base"), [((0, 5), (5, 5)), ((1, 8), (6, 8)), ((3, 4), (1, 6)), ((0, 30), (9, 30))])
-def test_starts_that_are_alike_are_compared_as_by_fisher(cell: tuple[int, int], base: tuple[int, int]) -> None:
-    table = [[cell[0], cell[1] - cell[0]], [base[0], base[1] - base[0]]]
-    tails = min(fisher_exact(np.array(table), alternative=side).pvalue for side in ("less", "greater"))
-    assert starts_p(pure(*cell), pure(*base)) == pytest.approx(min(1, 2 * tails))
+def test_starts_that_are_alike_are_compared_as_by_fisher() -> None:
+    cases: list[tuple[tuple[int, int], tuple[int, int]]] = [
+        ((0, 5), (5, 5)),
+        ((1, 8), (6, 8)),
+        ((3, 4), (1, 6)),
+        ((0, 30), (9, 30)),
+    ]
+    for cell, base in cases:
+        table = [[cell[0], cell[1] - cell[0]], [base[0], base[1] - base[0]]]
+        tails = min(fisher_exact(np.array(table), alternative=side).pvalue for side in ("less", "greater"))
+        assert starts_p(pure(*cell), pure(*base)) == pytest.approx(min(1, 2 * tails))
 
 
 def test_the_p_value_is_the_share_of_exchanges_that_are_as_extreme() -> None:
@@ -86,9 +92,8 @@ def test_many_starts_are_exchanged_by_lot_and_always_with_the_same_result() -> N
     assert 0 < first <= 1
 
 
-@pytest.mark.parametrize(
-    ("cell", "base", "comparisons", "more"),
-    [
+def test_how_many_more_processes_a_difference_needs() -> None:
+    cases: list[tuple[tuple[Start, ...], tuple[Start, ...], int, int | None]] = [
         (pure(0, 1), pure(1, 1), 1, 3),  # four of each: 2 / C(8, 4) is below 0.05
         (pure(0, 1), pure(1, 1), 2, 4),
         (pure(0, 5), pure(5, 5), 2, 0),
@@ -96,14 +101,11 @@ def test_many_starts_are_exchanged_by_lot_and_always_with_the_same_result() -> N
         (pure(0, 2), (Start(3, 8), Start(4, 8)), 1, 2),
         (pure(0, 3), pure(0, 3), 1, None),
         ((), pure(1, 1), 1, None),
-    ],
-)
-def test_how_many_more_processes_a_difference_needs(
-    cell: tuple[Start, ...], base: tuple[Start, ...], comparisons: int, more: int | None
-) -> None:
-    assert more_starts(cell, base, comparisons) == more
-    # Which cell fails does not matter, so that a run may go on to this number.
-    assert more_starts(base, cell, comparisons) == more
+    ]
+    for cell, base, comparisons, more in cases:
+        assert more_starts(cell, base, comparisons) == more
+        # Which cell fails does not matter, so that a run may go on to this number.
+        assert more_starts(base, cell, comparisons) == more
 
 
 def test_trials_that_are_alike_in_a_process_decide_nothing_but_say_what_would() -> None:

@@ -46,9 +46,8 @@ def test_intervals_of_a_rate_are_those_of_scipy(count: tuple[int, int], level: f
 
 # Newcombe 1998, "Interval estimation for the difference between independent proportions", Statistics in Medicine
 # 17:873, table II, method 10.
-@pytest.mark.parametrize(
-    ("first", "second", "low", "high"),
-    [
+def test_difference_interval_is_the_published_one() -> None:
+    cases: list[tuple[tuple[int, int], tuple[int, int], float, float]] = [
         ((56, 70), (48, 80), 0.0524, 0.3339),
         ((9, 10), (3, 10), 0.1705, 0.8090),
         ((6, 7), (2, 7), 0.0582, 0.8062),
@@ -57,13 +56,10 @@ def test_intervals_of_a_rate_are_those_of_scipy(count: tuple[int, int], level: f
         ((0, 10), (0, 10), -0.2775, 0.2775),
         ((10, 10), (0, 20), 0.6791, 1.0),
         ((10, 10), (0, 10), 0.6075, 1.0),
-    ],
-)
-def test_difference_interval_is_the_published_one(
-    first: tuple[int, int], second: tuple[int, int], low: float, high: float
-) -> None:
-    interval = newcombe(*first, *second)
-    assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
+    ]
+    for first, second, low, high in cases:
+        interval = newcombe(*first, *second)
+        assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
 
 
 def test_without_a_trial_anything_is_plausible() -> None:
@@ -181,12 +177,13 @@ def test_a_bad_device_is_no_effect_of_a_cell_that_ran_elsewhere() -> None:
     assert conditional_p([(10, 12, 2, 12)]) < 0.01
 
 
-@pytest.mark.parametrize(("base", "cell"), [(0.5, 0.1), (0.9, 0.5), (0.3, 0.3), (0.1, 0.02)])
-def test_the_interval_of_the_ratio_holds_it(base: float, cell: float) -> None:
-    trials, missed = 60, 0.0
-    for base_failures in range(trials + 1):
-        for failures in range(trials + 1):
-            interval = ratio_interval(*arms([(failures, trials, base_failures, trials)]))
-            if not interval.low <= cell / base <= interval.high:
-                missed += binom.pmf(base_failures, trials, base) * binom.pmf(failures, trials, cell)
-    assert missed < 0.06
+def test_the_interval_of_the_ratio_holds_it() -> None:
+    cases: list[tuple[float, float]] = [(0.5, 0.1), (0.9, 0.5), (0.3, 0.3), (0.1, 0.02)]
+    for base, cell in cases:
+        trials, missed = 60, 0.0
+        for base_failures in range(trials + 1):
+            for failures in range(trials + 1):
+                interval = ratio_interval(*arms([(failures, trials, base_failures, trials)]))
+                if not interval.low <= cell / base <= interval.high:
+                    missed += binom.pmf(base_failures, trials, base) * binom.pmf(failures, trials, cell)
+        assert missed < 0.06

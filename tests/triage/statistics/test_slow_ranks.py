@@ -58,17 +58,15 @@ def test_a_rank_that_has_one_device_in_all_trials_is_named_with_it() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "slowest",
-    [
+def test_what_may_be_chance_is_not_said() -> None:
+    cases: list[Sequence[tuple[int, float, int] | None]] = [
         [(3, 1.4, 4)] * 4,  # too few
         [(3, 1.01, 4)] * 20,  # which changes nothing
         [(1, 1.4, 2)] * 14 + [(0, 1.1, 2)] * 6,
         [None] * 20,
-    ],
-)
-def test_what_may_be_chance_is_not_said(slowest: Sequence[tuple[int, float, int] | None]) -> None:
-    assert said(cell(slowest)) == []
+    ]
+    for slowest in cases:
+        assert said(cell(slowest)) == []
 
 
 def test_of_ranks_that_are_alike_none_is_named() -> None:
@@ -85,16 +83,14 @@ def rank(number: int, busy: float | None) -> dict[str, object]:
     return {"rank": number, "busy_ms": busy}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "slowest"),
-    [
+def test_the_slowest_rank_of_a_record() -> None:
+    cases: list[tuple[list[dict[str, object]], object]] = [
         ([rank(0, 100.0), rank(1, 130.0), rank(2, 100.0)], (1, 1.3, 3)),
         ([rank(0, 100.0), rank(1, None), rank(2, 100.0)], None),
         ([rank(0, 100.0)], None),
         ([], None),
-    ],
-)
-def test_the_slowest_rank_of_a_record(ranks: list[dict[str, object]], slowest: object) -> None:
-    found = facts_of(record(ranks=ranks), "gemm/trial_0.json").slowest
+    ]
+    for ranks, slowest in cases:
+        found = facts_of(record(ranks=ranks), "gemm/trial_0.json").slowest
 
-    assert found == (slowest if slowest is None else pytest.approx(slowest))
+        assert found == (slowest if slowest is None else pytest.approx(slowest))
