@@ -18,6 +18,9 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the pages are about this checkout, not about a package that is installed
 
+#: Outside of docs/, and linked from there.
+_LISTS = (ROOT / "tests" / "workflow" / "features_of_row.md", ROOT / "tests" / "runtime" / "statements.md")
+
 _HEAD = "<!-- made of the code by docs/generate.py -->\n\n"
 
 #: What no option says of a key of a recipe.
@@ -90,7 +93,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=_HEAD + text))
-    for path in [ROOT / "CONTRIBUTING.md", ROOT / "tests" / "workflow" / "features_of_row.md", *_examples()]:
+    for path in [ROOT / "CONTRIBUTING.md", *_LISTS, *_examples()]:
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
         if path.suffix == ".md" and name not in str(config.nav):

@@ -115,7 +115,7 @@ def verify_result():
 
 
 def test_every_statement_of_the_runtime_has_a_row_and_a_test() -> None:
-    text = (DOCS / "reference" / "runtime-statements.md").read_text()
+    text = (DOCS.parent / "tests" / "runtime" / "statements.md").read_text()
     named = dict(re.findall(r"^\| (\d+) \|.*\| `(\w+)` \|$", text, re.MULTILINE))
     rows = re.findall(r"^\| (\d+) \|", text, re.MULTILINE)
     assert [int(number) for number in rows] == list(range(1, 51))
@@ -250,7 +250,7 @@ GUIDES = [
 ]
 
 #: Words by hand on all pages.
-MOST_WORDS = 28_100
+MOST_WORDS = 27_250
 
 
 def by_hand(text: str) -> str:
