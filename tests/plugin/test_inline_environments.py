@@ -36,6 +36,7 @@ def made(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.usefixtures("as_users_have_it")
+@pytest.mark.slow
 def test_two_versions_of_a_package_are_two_cells_of_one_line(stage: Stage, tmp_path: Path) -> None:
     stage.write(train=TRAIN)
     words = ["--aorta-command", "python train.py", "--aorta-metric", r"step (?P<step>\d+)", "--aorta-trials", "40"]
@@ -63,6 +64,7 @@ def test_two_versions_of_a_package_are_two_cells_of_one_line(stage: Stage, tmp_p
 
 
 @pytest.mark.parametrize("tool", ["pip", "uv"])
+@pytest.mark.slow
 def test_what_cannot_be_installed_is_said(
     stage: Stage, tmp_path: Path, tool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_cell_that_did_not_run_runs_again(stage: Stage) -> None:
 # Values that are not finite
 
 
+@pytest.mark.slow
 def test_a_nan_fails_whatever_its_name_is(stage: Stage) -> None:
     lines = ("policy_loss", "clip_grad_norm", "window loss", "best_loss", "value_loss", "entropy")
     bad = [*(f"{name}: nan" for name in lines), "skip: loss is nan", '{"step": 3, "q": NaN}']
@@ -183,6 +184,7 @@ LOGS: dict[str, tuple[str, dict[str, float], int]] = {
 }
 
 
+@pytest.mark.slow
 def test_each_format_is_read_by_its_name_and_by_itself(stage: Stage) -> None:
     stage.write(prints=PRINTS)
     words: list[str] = []

@@ -184,6 +184,7 @@ if way == "oom": sys.exit(3)
 """
 
 
+@pytest.mark.slow
 def test_what_says_nothing_about_the_workload_is_not_counted(stage: Stage) -> None:
     stage.write(lacks=LACKS)
     ways = ("driver", "module", "file", "127", "nothing", "says", "77", "125", "late", "oom", "nan", "fine")

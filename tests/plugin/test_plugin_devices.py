@@ -15,6 +15,7 @@ pytestmark = names_devices
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
+@pytest.mark.slow
 def test_trial_finds_its_devices_in_its_variables(beside: Stage) -> None:
     options = ("--aorta-devices", "2,4-5", "--aorta-slots", "auto")
     result = beside.run_here(*workloads("tells", "pair"), "--aorta-trials", "2", *options, "-k", "tells or none-0")

@@ -101,6 +101,7 @@ def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage) -> None:
     faulty.wait_until(lambda: not faulty.left_running())
 
 
+@pytest.mark.slow
 def test_wrong_options_are_refused_once_and_before_the_first_trial(offered: Stage) -> None:
     for trials in (("--aorta-workload", "typed"), ("offered.py::Typed",)):
         result = offered.run(*trials, "-n", "2", "--aorta-config", "siez=3")

@@ -120,6 +120,7 @@ def test_a_module_that_is_named_and_not_there_is_an_error_that_says_so(lazy: Sta
     assert lazy.statuses() == {"Lazy/trial_0.json": "infrastructure_failed"}
 
 
+@pytest.mark.slow
 def test_ranks_that_mostly_import_are_a_line_below_the_table_with_the_option_that_spares_it(lazy: Stage) -> None:
     install(lazy, {"slow/__init__.py": "import os, time; pid = os.getpid(); time.sleep(0.6)"})
     lazy.write(ranks=f"{LAZY}\n    launch_mode = 'distributed'\n    min_world_size = 2\n")

@@ -27,6 +27,7 @@ ENDS = """
 
 
 @pytest.mark.parametrize(("isolation", "name"), [("fork", "Raises"), ("none", "Sets")])
+@pytest.mark.slow
 def test_the_state_of_torch_is_that_at_the_end_of_run(stage: Stage, isolation: str, name: str) -> None:
     stage.write(ends=ENDS)
     stage.run(f"ends.py::{name}", "--aorta-isolation", isolation)  # torch cannot be imported twice

@@ -260,6 +260,7 @@ def reasons(stage: Stage, *options: str) -> list[str]:
     return below
 
 
+@pytest.mark.slow
 def test_every_change_is_named(reads: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = "stage_workloads-1.0.dist-info/METADATA"
     version_2 = (reads.path / metadata).read_text().replace("1.0", "2.0")
@@ -281,6 +282,7 @@ def test_every_change_is_named(reads: Stage, monkeypatch: pytest.MonkeyPatch) ->
     assert parts["variables"]["OMP_NUM_THREADS"] == "1"
 
 
+@pytest.mark.slow
 def test_what_a_trial_has_not_imported_changes_nothing(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_fix_needs_no_fresh_trials_where_that_is_asked_for(flaky: Stage) -> No
 
 
 @pytest.mark.usefixtures("as_users_have_it")
+@pytest.mark.slow
 def test_the_first_fix_ends_all_trials(flaky: Stage) -> None:
     done = flaky.run_here(*UNTIL_DECIDED, "--aorta-mitigations", "other", "--aorta-stop=first-fix", "-rs")
     assert max(per_cell(flaky).values()) < 15
@@ -79,6 +80,7 @@ def test_the_first_fix_ends_all_trials(flaky: Stage) -> None:
 
 
 @pytest.mark.usefixtures("as_users_have_it")
+@pytest.mark.slow
 def test_of_many_cells_the_hopeless_ones_are_given_up_and_the_table_says_when(flaky: Stage) -> None:
     others = [word for name in ("A=1", "B=1", "C=1") for word in ("--aorta-mitigations", name)]
     done = flaky.run_here(*UNTIL_DECIDED, "--aorta-trials", "30", *others)

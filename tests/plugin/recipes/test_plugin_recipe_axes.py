@@ -93,6 +93,7 @@ def test_a_recipe_names_mitigations_with_options_and_environments_of_its_own(sta
     stage.run_here("aorta.toml").stdout.fnmatch_lines(["*the mitigation name 'omp_1' is offered twice*"])
 
 
+@pytest.mark.slow
 def test_failures_end_the_trials_of_a_cell(stage: Stage) -> None:
     recipe = 'workload = "lr"\ntrials = 6\nstop_after = 2\nmitigations = ["config.lr=0.9", "config.lr=0.1"]\n'
     stage.write_file("aorta.toml", recipe)
@@ -132,6 +133,7 @@ def test_a_baseline_without_a_trial_yet_is_no_obstacle_for_a_report(stage: Stage
     assert done.ret == 0, done.stderr.str()
 
 
+@pytest.mark.slow
 def test_a_recipe_varies_variables_as_the_option_does(stage: Stage) -> None:
     script = "import os, sys; sys.exit(os.environ['A'] == os.environ['B'] == '1')"
     stage.write(**{"both": script})

@@ -142,6 +142,7 @@ def test_under_xdist_what_runs_follows_complete_actions_and_the_next_run_does_th
     assert noted(stage.path)["compare"] == {"local-none": "completed", "local-fix": "completed"}
 
 
+@pytest.mark.slow
 def test_under_xdist_the_baseline_is_the_first_cell_of_the_recipe_and_not_of_those_that_end(stage: Stage) -> None:
     action = 'command = "sh -c \'sleep $PAUSE\'"\ntrials = 2\nmitigations = ["PAUSE=1", "PAUSE=0"]\n'
     stage.write_file("aorta.toml", action)

@@ -77,6 +77,7 @@ def forget_decisions(stage: Stage) -> None:
     shutil.rmtree(stage.path / ".aorta/staged")
 
 
+@pytest.mark.slow
 def test_a_job_decides_with_the_trials_of_all(stage: Stage) -> None:
     first = submitted(stage, range(4), range(4, 8))
     later = submitted(stage, range(8, 14), range(14, 20))

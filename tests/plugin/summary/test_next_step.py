@@ -97,6 +97,7 @@ def test_of_a_run_that_was_ended_its_rest(train: Stage) -> None:
 
 
 @pytest.mark.parametrize("other", ["PAUSE=1", "SAME=1"])
+@pytest.mark.slow
 def test_a_question_about_speed_is_answered_with_speed(stage: Stage, other: str) -> None:
     stage.write(
         train="""
