@@ -41,6 +41,7 @@ def steady(stage: Stage) -> Stage:
     return stage
 
 
+@pytest.mark.slow
 @names_devices
 def test_a_bad_device_is_named_and_no_mitigation(steady: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -163,6 +163,7 @@ def assert_agent_was_killed(trial: dict[str, Any], who: str) -> None:
     assert None not in [rank["pid"] for rank in trial["ranks"]]
 
 
+@pytest.mark.slow
 def test_the_life_of_the_worker_group_and_the_result_of_each_rank_are_recorded(
     restarted: tuple[Stage, pytest.RunResult],
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_rank_that_fails_once_is_started_again(restarted: tuple[Stage, pytest.
     assert trial["elastic"]["states"][-1]["state"] == "FAILED"
 
 
+@pytest.mark.slow
 def test_what_fails_in_run_while_rank_0_is_in_its_setup_fails_the_call(stage: Stage) -> None:
     ahead = """
 import os
@@ -276,6 +278,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_the_options_reach_the_ranks_and_local_results_are_put_together(sums: Stage) -> None:
     options = elastic(*(f"{key}={value}" for key, value in OPTIONS.items()))
     sums.run("sums.py::Sums", "sums.py::Judges", "--aorta-nproc", "3", *options, "--aorta-timeout", "50")

@@ -82,6 +82,7 @@ def run(
     return done, {trial["execution_env"]["name"]: trial for trial in stage.trials().values()}
 
 
+@pytest.mark.slow
 def test_trials_run_in_containers_where_each_ends_as_on_the_host(stage: Stage) -> None:
     """Docker is the stand-in."""
     variables = {**install_stand_in(stage), "EXPORTED": "on the host"}

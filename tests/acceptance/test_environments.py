@@ -68,6 +68,7 @@ def metrics(ran: Ran, name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_bad_environment_does_not_stop_the_others(ran: Ran) -> None:
     _, done, trials = ran
     bad = {"bare", "missing", "no_launcher", "bad_launcher"}

@@ -143,6 +143,7 @@ print("step 1", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_what_a_command_starts_again_is_recorded(stage: Stage) -> None:
     stage.write(train=FAILS_ONCE)
     line = "torchrun --standalone --max-restarts 1 --nproc-per-node 2 train.py"

@@ -89,6 +89,7 @@ def test_run_trials_does_not_raise_for_what_a_trial_does(here: Stage) -> None:
     assert list(here.statuses().values()) == statuses
 
 
+@pytest.mark.slow
 def test_run_trials_raises_for_a_launch_that_prevents_every_trial(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LaunchModeError, match="workload pair requires WORLD_SIZE >= 2"):
         run_trials(RunRequest("pair", 1, execution=Execution(launcher="external")))

@@ -157,6 +157,7 @@ def test_a_slow_run_is_no_hang(stage: Stage, source: str, first: str) -> None:
     assert "--aorta" not in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_a_run_hangs_when_it_takes_longer_than_the_user_has_said(stage: Stage) -> None:
     stage.write(train="import time\ntime.sleep(60)")
     result = stage.aorta("try", "--time", "3s", "--timeout", "1s", "--", "python", "train.py", env=OWN)
@@ -187,6 +188,7 @@ def test_what_cannot_run_is_said_without_a_proposal(stage: Stage, source: str, w
     assert fnmatch(result.stdout.str(), f"It did not run: {why}")
 
 
+@pytest.mark.slow
 def test_a_file_that_is_missing_sometimes_is_a_failure(stage: Stage) -> None:
     stage.write(train='import os\nif os.environ["AORTA_TRIAL_INDEX"] in ("1", "2"):\n    open("lost")')
     result = stage.aorta("try", "--", "python", "train.py", env=OWN)
@@ -194,6 +196,7 @@ def test_a_file_that_is_missing_sometimes_is_a_failure(stage: Stage) -> None:
     result.stdout.fnmatch_lines(["It fails sometimes: in 2 of * runs.", "  fails    2x FileNotFoundError: *"])
 
 
+@pytest.mark.slow
 def test_two_ends_of_a_metric_are_two_outcomes(stage: Stage) -> None:
     stage.write(
         train="""
@@ -247,6 +250,7 @@ def test_each_run_reads_the_standard_input(stage: Stage, way: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_told_to_end_it_says_what_it_has_seen(stage: Stage) -> None:
     stage.write(train="import time\ntime.sleep(60)")
     (stage.path / "tmp").mkdir()

@@ -91,6 +91,7 @@ class Endless(Collector):
         return CollectorSummary()
 
 
+@pytest.mark.slow
 def test_a_summary_changes_no_other_and_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "_PATIENCE", 5.0)
     collectors = {"wide": Wide({}), "raising": Raising({}), "endless": Endless({})}

@@ -52,6 +52,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CollectorSummar
     return {case.name: Numerics(limits.get(case.name, {})).summarize(case, [0]) for case in cases}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SENTENCES)
 def test_the_first_bad_tensor_is_named(found: dict[str, CollectorSummary], case: str) -> None:
     assert found[case].sentence == f"first non-finite tensor: {SENTENCES[case]}"
@@ -75,6 +76,7 @@ def test_a_large_tensor_is_bad_above_the_threshold_and_an_overflow_that_a_scaler
     assert (found["scaled"].sentence, found["scaled"].data["scaled_steps"]) == ("", [4])
 
 
+@pytest.mark.slow
 def test_the_record_says_where_a_bad_tensor_lies_and_a_script_runs_its_module_alone(
     found: dict[str, CollectorSummary],
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_device_without_memory_left_is_told_with_its_snapshot(tmp_path: Path) 
     assert tmp_path / "rank_0.snapshot.pickle" in found.artifacts
 
 
+@pytest.mark.slow
 def test_long_runs_leave_short_files(tmp_path: Path) -> None:
     steps(in_process(Memory({}), tmp_path, _LINES=200), 900)
     assert len((tmp_path / "rank_0.jsonl").read_text().splitlines()) < 600

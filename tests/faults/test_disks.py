@@ -62,6 +62,7 @@ def can_mount() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount file systems, not even in a namespace of its own")
 def test_full_disk(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is lost, and everything is said."""

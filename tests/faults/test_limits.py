@@ -78,6 +78,7 @@ def works(stage: Stage) -> Stage:
     return stage
 
 
+@pytest.mark.slow
 def test_no_progress_for_too_long_is_a_stall_and_progress_keeps_a_trial_alive(works: Stage) -> None:
     """One takes longer than the limit as a whole, but is never without a step for so long."""
     names = [f"works.py::{name}" for name in ("InSetup", "Works", "InCleanup", "Finishes")]

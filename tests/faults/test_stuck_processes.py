@@ -45,6 +45,7 @@ class Stuck:
 OPTIONS = ("stuck.py", "--aorta-trials", "2", "--aorta-timeout", "1", "-o", "aorta_grace=0")
 
 
+@pytest.mark.slow
 def test_its_trial_is_over_and_names_it(stage: Stage) -> None:
     stage.write(stuck=STUCK)
     stage.run(*OPTIONS).assert_outcomes(failed=1, passed=1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from support.stage import Stage
 from support.workloads import ECHO
 
 
+@pytest.mark.slow
 def test_same_request_has_the_same_fingerprint_and_another_has_not(echo: Stage) -> None:
     def fingerprint(*arguments: str) -> str:
         echo.run_here("--aorta-workload", "echo", *arguments).assert_outcomes(passed=1)

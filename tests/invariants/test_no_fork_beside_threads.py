@@ -70,6 +70,7 @@ def forks_of_agents(stage: Stage) -> list[list[int]]:
     return list(found.values())
 
 
+@pytest.mark.slow
 def test_ranks_are_forked_beside_no_native_thread_also_when_they_start_again(stage: Stage) -> None:
     stage.write(meets=MEETS)
     options = (
@@ -108,6 +109,7 @@ def test_ranks_of_a_workload_with_threads_are_fresh_interpreters(stage: Stage) -
     assert stage.left_running() == []
 
 
+@pytest.mark.slow
 def test_a_store_in_an_agent_that_forks_is_refused(stage: Stage) -> None:
     """The engine's own hang: a thread of the store holds a lock of libc when a rank is forked."""
     stage.write(

@@ -43,6 +43,7 @@ def _workloads(stage: Stage) -> None:
         shutil.copy(HERE / name, stage.path)
 
 
+@pytest.mark.slow
 def test_the_reference_tells_generators_from_constants(fresh: Differing) -> None:
     assert fresh["torch.rand"]
     assert fresh["numpy.random.rand"]
@@ -75,6 +76,7 @@ def test_trials_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, opt
     assert all(record["seeds"]["generators"] == {} for record in found)
 
 
+@pytest.mark.slow
 def test_slots_differ_as_fresh_processes_do(fresh: Differing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(HERE)
     monkeypatch.setattr(worker_module, "expects_tensors", lambda: True)
@@ -135,6 +137,7 @@ for seed in (2, 3):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seeded", "found"), [("never", "its own"), ("at import", "9"), ("in run", "9")])
 def test_a_gpu_has_the_seed_of_the_trial_until_the_workload_seeds_it(seeded: str, found: str) -> None:
     done = subprocess.run([sys.executable, "-c", GPU, seeded], capture_output=True, text=True, check=True)

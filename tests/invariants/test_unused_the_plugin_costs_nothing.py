@@ -112,6 +112,7 @@ def test_files_that_are_given_are_parsed_once_and_only_if_their_text_may_have_wo
     assert calls["workload_files._methods"] == 3  # of the class of each file that is parsed
 
 
+@pytest.mark.slow
 def test_hooks_of_trials_come_with_the_first_trial(stage: Stage) -> None:
     (file,) = write_tests(stage, files=1, tests=1)
     stage.write(idle="class Idle:\n    def setup(self): pass\n    def run(self): pass")
@@ -129,6 +130,7 @@ def test_an_xdist_controller_looks_at_reports_and_once_at_what_each_worker_colle
     assert sum(found["calls"]["run"].values()) <= 10
 
 
+@pytest.mark.slow
 def test_a_test_that_starts_trials_in_a_worker_is_noticed_by_the_controller(stage: Stage) -> None:
     stage.write(
         test_starts="""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.stage import Stage
 
 import pytest_aorta
@@ -46,6 +47,7 @@ class Raises(Passes):
 """
 
 
+@pytest.mark.slow
 def test_payloads_are_plain(stage: Stage) -> None:
     stage.write(conftest=CHECKS, workloads=WORKLOADS)
     stage.run("workloads.py", "-n", "2", "--aorta-trials", "2").assert_outcomes(passed=2, failed=2)

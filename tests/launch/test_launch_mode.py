@@ -143,6 +143,7 @@ def served() -> Iterator[tuple[NodeStore, ElasticOptions]]:
     store.close()
 
 
+@pytest.mark.slow
 def test_it_says_which_nodes_have_come_to_a_trial(served: tuple[NodeStore, ElasticOptions]) -> None:
     store, options = served
     connect_nodes(options, "here", 30.0).set("here/1", socket.gethostname())

@@ -72,6 +72,7 @@ LACKS = {
 }
 
 
+@pytest.mark.slow
 def test_a_cell_of_which_all_trials_lack_the_same_did_not_run(stage: Stage) -> None:
     options: list[str] = []
     for number, code in enumerate(LACKS):
@@ -146,6 +147,7 @@ def test_a_metric_that_was_not_finite_once_fails_unless_it_may_be(stage: Stage) 
     assert (record["failure"]["message"], record["result"]["metrics"]["loss"]) == ("loss is nan at step 1", 0.5)
 
 
+@pytest.mark.slow
 def test_advice_is_no_fault(stage: Stage) -> None:
     stage.write(prints=PRINTS)
     advice = "If you run out of memory, try --batch-size 8\nFor an NCCL error set NCCL_DEBUG=INFO\nloss 1"

@@ -131,6 +131,7 @@ def metrics(stage: Stage) -> dict[str, Any]:
     return recorded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["fork", "none"])
 def test_a_wrapper_forwards_the_variables_of_its_trial(aorta: Stage, isolation: str) -> None:
     options = ("--aorta-mitigations", "omp_1", "--aorta-extra-env", "FIRST=1", "--aorta-isolation", isolation)

@@ -339,6 +339,7 @@ def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
         run_trials(RunRequest("command", 1, results_dir=stage.results))
 
 
+@pytest.mark.slow
 def test_resume_knows_the_modules_of_the_processes_of_a_trial_and_what_it_is_told(stage: Stage) -> None:
     """Through shells, and of modules that no word names."""
     stage.write(

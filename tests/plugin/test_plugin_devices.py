@@ -67,6 +67,7 @@ def test_devices_of_a_killed_pytest_are_free(beside: Stage) -> None:
     beside.wait_until(lambda: not beside.left_running())
 
 
+@pytest.mark.slow
 def test_more_ranks_than_devices_are_refused_before_anything_starts(beside: Stage) -> None:
     result = beside.run_here(*workloads("tells", "pair"), "--aorta-devices", "0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -41,6 +41,7 @@ def trained(stage: Stage) -> Stage:
     return stage
 
 
+@pytest.mark.slow
 def test_a_command_runs_here_in_an_empty_folder_or_in_a_copy(trained: Stage) -> None:
     def run(cwd: str, words: str = "train.py cfg.json", *options: str) -> tuple[str, list[object]]:
         given = ("--aorta-command", f"{PYTHON} {words}", *METRICS, "--aorta-trials", "2", *options)
@@ -78,6 +79,7 @@ def test_a_command_runs_here_in_an_empty_folder_or_in_a_copy(trained: Stage) -> 
     assert trained.trial("command-train/trial_1.json")["result"]["metrics"]["saw"] == 1
 
 
+@pytest.mark.slow
 def test_workload_classes_have_one_likewise(stage: Stage) -> None:
     stage.write(
         leaves="""
@@ -168,6 +170,7 @@ def test_what_trials_leave_in_a_shared_folder_is_said_once(tmp_path: Path, monke
     assert shared.warning() is None
 
 
+@pytest.mark.slow
 def test_the_output_of_pytest_is_not_what_trials_leave(trained: Stage) -> None:
     words = [sys.executable, "-m", "pytest", "--aorta-command", f"{sys.executable} -c print()", "--aorta-trials", "2"]
     with (trained.path / "log").open("w") as log:

@@ -70,6 +70,7 @@ def test_bad_host_is_one_message_before_anything_starts(beside: Stage, name: str
 # Under pytest-xdist, the controller writes
 
 
+@pytest.mark.slow
 def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage) -> None:
     faulty.write(
         conftest="""

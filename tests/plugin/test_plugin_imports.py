@@ -94,6 +94,7 @@ def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_o
     assert stage.left_running() == []
 
 
+@pytest.mark.slow
 def test_an_import_is_once_per_trial_with_spawn_and_once_per_cell_with_fork(stage: Stage) -> None:
     stage.write(slow=SLOW)
     cells = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")

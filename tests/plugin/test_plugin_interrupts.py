@@ -167,6 +167,7 @@ def test_a_signal_to_all_processes_interrupts_a_trial(
     assert waits.left_running() == []
 
 
+@pytest.mark.slow
 def test_a_signal_that_reaches_pytest_after_the_end_of_the_trial_has_ended_both(
     waits: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_every_file_is_strict_json_and_reads_back(stage: Stage) -> None:
     assert read.to_dict() == plain
 
 
+@pytest.mark.slow
 def test_flat_with_one_cell_and_a_folder_per_cell_with_several(echo: Stage) -> None:
     echo.run_here("--aorta-workload", "echo", "--aorta-trials", "2")
     assert echo.files() == ["echo/trial_0.json", "echo/trial_1.json"]
@@ -63,6 +64,7 @@ def test_flat_with_one_cell_and_a_folder_per_cell_with_several(echo: Stage) -> N
     assert echo.earlier() == ["other/default-none/trial_0.json"]
 
 
+@pytest.mark.slow
 def test_complete_run_clears_away_what_the_plan_no_longer_holds(echo: Stage) -> None:
     both = ("--aorta-workload", "echo", "--aorta-workload", "other")
     echo.run_here(*both, "--aorta-trials", "3")
@@ -165,6 +167,7 @@ class TestPlain:
 """
 
 
+@pytest.mark.slow
 def test_trials_of_tests_lie_in_folders_that_read_like_their_node_ids(echo: Stage) -> None:
     (echo.path / "sub").mkdir()
     (echo.path / "sub" / "test_it.py").write_text(TESTS)
@@ -181,6 +184,7 @@ def test_trials_of_tests_lie_in_folders_that_read_like_their_node_ids(echo: Stag
     ]
 
 
+@pytest.mark.slow
 def test_the_history_is_bounded_and_says_what_has_gone(echo: Stage) -> None:
     run = ("--aorta-workload", "echo", "--aorta-trials", "2", "-o", "aorta_history=2")
     for _ in range(3):

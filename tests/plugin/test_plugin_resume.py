@@ -111,6 +111,7 @@ def test_trials_of_a_cell_with_different_numbers_of_slots_are_noted(counts: Stag
     )
 
 
+@pytest.mark.slow
 def test_a_plan_that_has_grown_takes_its_results_along(counts: Stage) -> None:
     counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
     run(counts)
@@ -129,6 +130,7 @@ def test_a_plan_that_has_grown_takes_its_results_along(counts: Stage) -> None:
         assert (counts.results / "counts" / "local-none" / f"trial_{index}" / "stdout.log").exists()
 
 
+@pytest.mark.slow
 def test_trials_of_tests(counts: Stage) -> None:
     counts.write(
         test_it="""
@@ -167,6 +169,7 @@ def test_run_trials(counts: Stage) -> None:
     assert (runs(counts), counts.earlier()) == (4, [])
 
 
+@pytest.mark.slow
 def test_a_result_gives_way_only_to_a_trial_that_has_started(counts: Stage) -> None:
     """What went wrong before says nothing about it: here a fixture, or the import."""
     run(counts)
@@ -205,6 +208,7 @@ try:
 """
 
 
+@pytest.mark.slow
 def test_a_cell_that_has_lost_a_trial_runs_again_as_a_whole(counts: Stage) -> None:
     counts.write(counts=COUNTS.replace("def setup(self): pass", f"def setup(self):\n        {ONE_DIES.strip()}"))
     counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
@@ -322,6 +326,7 @@ def distribution(site: Path, name: str, version: str, requires: str = "") -> Non
     (site / f"{name}.py").write_text("")
 
 
+@pytest.mark.slow
 def test_a_job_s_own_variables_do_not_count_and_secrets_are_not_shown(
     reads: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +368,7 @@ class Opens:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
 def test_a_trial_depends_on_the_files_below_the_project_that_it_only_reads(stage: Stage, isolation: str) -> None:
     stage.write(opens=_OPENS)

@@ -155,6 +155,7 @@ def test_in_pytest_s_own_process_only_what_showlocals_is_asked_for_shows_locals(
     assert "overlay" not in shown
 
 
+@pytest.mark.slow
 def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrongly(holder: Stage) -> None:
     holder.write(
         test_wrong="""

@@ -124,6 +124,7 @@ def test_what_follows_a_trial_or_a_directory_is_in_its_shard(stage: Stage) -> No
         assert units["one"] == units["two"]
 
 
+@pytest.mark.slow
 def test_a_shard_runs_its_part_and_says_which(stage: Stage) -> None:
     result = stage.run_here(*MATRIX, "--aorta-shard", "2/5")
     result.assert_outcomes(passed=2, deselected=8)

@@ -97,6 +97,7 @@ def test_devices_are_imposed_by_number(beside: Stage) -> None:
     assert record(beside, workload="tells")["request_fingerprint"] != runs[0]["request_fingerprint"]
 
 
+@pytest.mark.slow
 def test_threads_that_cores_do_not_suffice_for_are_said(beside: Stage) -> None:
     beside.write(
         crowd="""
@@ -130,6 +131,7 @@ def test_only_what_is_selected_is_started(faulty: Stage) -> None:
         assert run(*arguments) == ["nothing at all"]
 
 
+@pytest.mark.slow
 def test_skipped_items_leave_nothing(faulty: Stage) -> None:
     faulty.write(
         conftest="""

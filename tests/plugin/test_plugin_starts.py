@@ -39,6 +39,7 @@ def outcomes(stage: Stage, cell: str) -> dict[int, tuple[str, Any]]:
     return by_index
 
 
+@pytest.mark.slow
 def test_commands_draw_as_fresh_processes_and_alike_in_each_cell(stage: Stage) -> None:
     stage.write(order=_BY_ORDER)
     stage.run(
@@ -52,6 +53,7 @@ def test_commands_draw_as_fresh_processes_and_alike_in_each_cell(stage: Stage) -
     assert {trial["zygote"] for trial in stage.trials().values()} == {None}
 
 
+@pytest.mark.slow
 def test_the_trials_of_a_class_whose_import_is_quick_are_processes_of_their_own(stage: Stage) -> None:
     stage.write(draws=_CLASS)
     stage.run("draws.py", "--aorta-trials", "6", "--aorta-mitigations", "none", "--aorta-mitigations", "X_Y=1")
@@ -80,6 +82,7 @@ def test_the_number_of_starts_may_be_given(stage: Stage, options: tuple[str, str
     assert says == ("fork" in options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["command", "class"])
 def test_a_failure_by_the_order_of_a_set_fails_again_when_it_is_replayed(stage: Stage, source: str) -> None:
     stage.write(order=_BY_ORDER, draws=_CLASS)
@@ -95,6 +98,7 @@ def test_a_failure_by_the_order_of_a_set_fails_again_when_it_is_replayed(stage: 
         shutil.rmtree(stage.path / "again")
 
 
+@pytest.mark.slow
 def test_the_users_own_hash_seed_wins(stage: Stage) -> None:
     stage.write(order=_BY_ORDER, draws=_CLASS)
     stage.run("draws.py", "--aorta-command", "python order.py", "--aorta-trials", "3", env={"PYTHONHASHSEED": "7"})
@@ -148,6 +152,7 @@ class Stays(Registers):
 """
 
 
+@pytest.mark.slow
 def test_the_exit_of_a_class_is_that_of_an_interpreter(stage: Stage) -> None:
     stage.write(ends=_AT_EXIT)
     result = stage.run("ends.py", "--aorta-trials", "1", "--aorta-timeout", "5")
@@ -188,6 +193,7 @@ def test_starts_after_the_first_import_nothing_for_the_description_of_the_machin
         assert second["env"][section] == first["env"][section] != {}
 
 
+@pytest.mark.slow
 def test_a_command_that_dies_or_hangs_after_its_last_line_fails_at_exit(stage: Stage) -> None:
     stage.write(
         dies="""

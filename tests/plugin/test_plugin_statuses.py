@@ -60,6 +60,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, pytest.RunRe
     )
 
 
+@pytest.mark.slow
 def test_every_ending_has_its_status_and_its_word(every: tuple[Stage, pytest.RunResult]) -> None:
     stage, result = every
     seen = {trial["workload"]: (trial["exit_status"], failure_of(trial)) for trial in stage.trials().values()}

@@ -54,6 +54,7 @@ def per_cell(stage: Stage) -> dict[str, int]:
 UNTIL_DECIDED = ("--aorta-workload", "flaky", *CELLS, "--aorta-stop=decided", "--aorta-trials", "40")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_have_it")
 def test_trials_of_decided_cells_are_skipped_with_the_reason(flaky: Stage) -> None:
     done = flaky.run_here(*UNTIL_DECIDED, "-rs")
@@ -65,6 +66,7 @@ def test_trials_of_decided_cells_are_skipped_with_the_reason(flaky: Stage) -> No
     assert "SKIPPED [32] aorta::flaky[local-fixed]: decided: fixes (0 of 8 against 8 of 8)" in said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_have_it")
 def test_a_fix_needs_no_fresh_trials_where_that_is_asked_for(flaky: Stage) -> None:
     flaky.run_here(*UNTIL_DECIDED, "--aorta-stop=decided,confirm=0")
@@ -155,6 +157,7 @@ def test_failing_trials_are_no_failure_where_the_gates_hold(flaky: Stage) -> Non
     assert "run() returned passed=False" in said
 
 
+@pytest.mark.slow
 def test_junit_follows_the_gates(flaky: Stage) -> None:
     flaky.write(test_other="def test_it():\n    assert False\n")
     gated(flaky, "failure_rate_upper(none)<=0.02", more=("test_other.py", "--junitxml", "junit.xml"))
@@ -170,6 +173,7 @@ def junit(stage: Stage) -> tuple[ElementTree.Element, dict[str, ElementTree.Elem
     return suite, {case.get("name", ""): case for case in suite.iter("testcase")}
 
 
+@pytest.mark.slow
 def test_one_that_does_not_hold_says_where_and_why(flaky: Stage) -> None:
     gates = ("failure_rate(none)<=0.02", "failures(fixed)<1")
     assert gated(flaky, *gates).ret == 1  # whatever the last one says
@@ -213,6 +217,7 @@ def test_an_incomplete_run_is_no_success(flaky: Stage) -> None:
     interrupted.stdout.fnmatch_lines(["gates are not judged, because the run is incomplete: *"])
 
 
+@pytest.mark.slow
 def test_auto_ends_cells_that_are_decided_or_have_had_the_trials_that_show_a_cure(stage: Stage) -> None:
     stage.write(
         coin="""

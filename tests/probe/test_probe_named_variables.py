@@ -111,6 +111,7 @@ def named(*names):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_libraries_and_sources_are_named_and_one_that_has_gone_is_said(tmp_path: Path) -> None:
     # Our own sources list what others read, and do not count; oneDNN puts a name together at run time.
     code = f"""

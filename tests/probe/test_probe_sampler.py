@@ -68,6 +68,7 @@ def test_it_can_be_switched_off(stage: Stage) -> None:
     assert trial["request"]["resources"]["health"] is False
 
 
+@pytest.mark.slow
 def test_a_host_has_one_however_many_workers_there_are(stage: Stage, script: list[str]) -> None:
     process = stage.start("-n2", "--aorta-trials", "2", *script, env=ON)
     wait_until(lambda: len(list(stage.path.glob("began-*"))) == 2)

@@ -18,6 +18,7 @@ from pytest_aorta.probe.guard import Facts, Guard
 from pytest_aorta.probe.software import torch_state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "names"),
     [({"cuda": "13.0", "hip": None}, ("cudnn", "nccl")), ({"cuda": None, "hip": "7.0.1"}, ("miopen", "rccl"))],
@@ -71,6 +72,7 @@ def end_of(code: str, cwd: Path | None = None, **variables: str) -> tuple[Facts,
     return found, extra
 
 
+@pytest.mark.slow
 def test_a_real_build_and_what_run_has_set_are_described_and_the_process_is_as_before() -> None:
     """The zygote forks after the first look: no new thread, no child, and a torch that is as untouched as before."""
     code = """
@@ -119,6 +121,7 @@ torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore()
     assert torch["process_group"] == {"backend": "gloo", "world_size": 1, "rank": 0}
 
 
+@pytest.mark.slow
 def test_torch_is_never_imported_and_settings_that_it_cannot_tell_or_start_are_no_reason() -> None:
     """Old and new settings of precision together, which torch refuses to read, and a GPU that is not there.
 

@@ -89,6 +89,7 @@ _BY_CORES = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is no condition where there is one")
 def test_a_launcher_prefix_that_makes_a_command_fail_is_found(stage: Stage) -> None:
     stage.write(train=_BY_CORES)
@@ -129,6 +130,7 @@ _LOOKS_BESIDE = """
 """
 
 
+@pytest.mark.slow
 def test_a_program_runs_beside_the_trials_of_a_condition_and_of_no_other_one(stage: Stage) -> None:
     stage.write(train=_LOOKS_BESIDE)
     load = 'beside:sh -c "sleep 1000 & sleep 1000; : the-load"'
@@ -157,6 +159,7 @@ def test_a_program_beside_a_trial_that_ends_by_itself_is_said(stage: Stage) -> N
     assert "the program beside the trial, no-such-program, is not on PATH" in text(done)
 
 
+@pytest.mark.slow
 def test_every_condition_of_ours_starts_a_command(stage: Stage) -> None:
     found = conditions()
     assert {"one core", "low priority", "freed memory overwritten"} <= set(found)

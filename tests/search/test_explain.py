@@ -143,6 +143,7 @@ def snapshot(stage: Stage, name: str, **variables: str) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_of_46_variables_the_two_that_matter_together_are_found(stage: Stage) -> None:
     stage.write(train=_TOGETHER)
     sides = [
@@ -171,6 +172,7 @@ def test_of_46_variables_the_two_that_matter_together_are_found(stage: Stage) ->
     assert "turn it on, together" in page
 
 
+@pytest.mark.slow
 def test_runs_of_one_command_are_explained_without_naming_it(stage: Stage) -> None:
     stage.write(train="import os\nraise SystemExit('bad' if os.environ.get('OMP_NUM_THREADS') == '2' else 0)")
     command = f"{sys.executable} train.py"
@@ -193,6 +195,7 @@ def test_runs_of_one_command_are_explained_without_naming_it(stage: Stage) -> No
     done.stdout.fnmatch_lines(["*the differences do not make it fail here: * wrong way round?"])
 
 
+@pytest.mark.slow
 def test_a_package_of_another_version_is_explained_over_those_that_are_here(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

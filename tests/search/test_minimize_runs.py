@@ -36,6 +36,7 @@ def flaky(stage: Stage) -> Stage:
     return stage
 
 
+@pytest.mark.slow
 def test_what_is_needed_is_found_and_every_trial_has_its_file(flaky: Stage) -> None:
     done = minimize(flaky)
     assert done.ret == 0

@@ -51,6 +51,7 @@ def test_marked(aorta_run, size):
 """
 
 
+@pytest.mark.slow
 def test_the_table_that_is_read_is_that_of_the_run(stage: Stage) -> None:
     stage.write(flaky=FLAKY, test_it=TESTS)
     stage.register(flaky="flaky:Flaky", other="flaky:Flaky")

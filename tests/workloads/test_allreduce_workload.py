@@ -28,6 +28,7 @@ AVERAGES = ("all_reduce_avg", "reduce_avg", "reduce_scatter_avg", "reduce_scatte
 ALL_TO_ALL = {("all_to_all", dtype) for dtype in AllReduce.Config().dtypes}
 
 
+@pytest.mark.slow
 def test_default_run_checks_every_collective_and_lists_what_gloo_does_not_have() -> None:
     first, second = drive_on_ranks(AllReduce)
 

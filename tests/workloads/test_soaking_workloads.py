@@ -152,6 +152,7 @@ class SavesInPlace(Checkpoint):
             torch.save(state, file)
 
 
+@pytest.mark.slow
 def test_writers_are_killed_and_checkpoints_that_are_written_in_place_are_torn() -> None:
     sound = run(Checkpoint, steps=12)
     assert sound.passed

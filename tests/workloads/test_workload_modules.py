@@ -59,6 +59,7 @@ print(len(os.listdir("/proc/self/task")), torch.cuda.is_initialized(), "pytest" 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
 def test_their_imports_start_no_thread_and_no_gpu() -> None:
     completed = subprocess.run(

@@ -152,6 +152,7 @@ if way == 10: raise KeyboardInterrupt
 """
 
 
+@pytest.mark.slow
 def test_its_ends_are_those_of_a_fresh_interpreter(stage: Stage) -> None:
     stage.write(ends=ENDS)
     options = ("--aorta-command", f"{shlex.quote(sys.executable)} ends.py {{trial}}", "--aorta-trials", "11")
@@ -172,6 +173,7 @@ def test_its_ends_are_those_of_a_fresh_interpreter(stage: Stage) -> None:
     assert found[1] == found[3]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_have_it")
 def test_what_no_fork_can_stand_for_runs_as_typed(stage: Stage) -> None:
     stage.write(tells="import sys\nprint('prepared' if 'pytest_aorta' in sys.modules else 'fresh')")

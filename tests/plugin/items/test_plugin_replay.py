@@ -26,6 +26,7 @@ def sees(stage: Stage) -> Stage:
     return stage
 
 
+@pytest.mark.slow
 def test_the_record_stays_and_the_replay_lies_beside_it(sees: Stage) -> None:
     given = ["--aorta-isolation", "spawn", "--aorta-timeout", "50", "--aorta-memory", "8G", "--aorta-config", "size=5"]
     given += ["--aorta-devices", "none", "--aorta-slots", "2", "--aorta-elastic", "max_restarts=1"]

@@ -136,6 +136,7 @@ def test_module_fixtures_and_conftest_hooks_apply_to_trials(mine: Stage) -> None
     result.stdout.fnmatch_lines(["*hook of the conftest"])
 
 
+@pytest.mark.slow
 def test_last_failed_runs_the_failed_trials_beside_failed_tests(mine: Stage) -> None:
     mine.write_file("tests/test_it.py", "def test_bad(): assert False\ndef test_good(): pass")
     options = (*broken(mine), "--aorta-mitigations", "none", "--aorta-mitigations", "bad", "--aorta-trials", "1", "-v")

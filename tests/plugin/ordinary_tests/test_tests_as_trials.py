@@ -147,6 +147,7 @@ def test_every_selected_test_is_a_trial_of_every_cell(things: Stage) -> None:
     assert "1 passed" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_marker_asks_for_trials_and_a_resumed_run_has_those_that_the_test_is_still_the_same_for(stage: Stage) -> None:
     stage.write(
         test_marked="""

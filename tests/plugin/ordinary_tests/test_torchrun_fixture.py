@@ -175,6 +175,7 @@ def test_module(aorta_torchrun):
     assert stage.trial(path)["config"]["arguments"] == ["--steps", "3", "a b"]
 
 
+@pytest.mark.slow
 def test_what_prevents_the_start_is_an_error_that_says_what_would_be_valid(scripts: Stage) -> None:
     scripts.write_file("package/__init__.py", "raise RuntimeError('imported')")
     with_tests(

@@ -51,6 +51,7 @@ def with_tests(stage: Stage, tests: str) -> None:
     (stage.path / "test_it.py").write_text(f"{WORKLOADS}\n{tests}")
 
 
+@pytest.mark.slow
 def test_aorta_run_returns_what_became_of_a_trial(echo: Stage) -> None:
     with_tests(
         echo,
@@ -87,6 +88,7 @@ def test_env(aorta_env):
     assert echo.left_running() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_have_it")
 def test_a_test_fails_and_passes_on_its_own_terms_and_shows_the_trials_that_failed(echo: Stage) -> None:
     with_tests(
@@ -224,6 +226,7 @@ def test_with_other_parameters(aorta_run, steps):
     assert len(echo.files()) == 14
 
 
+@pytest.mark.slow
 def test_marked_test_without_numbers_follows_the_options(echo: Stage) -> None:
     with_tests(
         echo,

@@ -71,6 +71,7 @@ docker = "rocm/pytorch:6.4"
 """
 
 
+@pytest.mark.slow
 def test_a_recipe_names_mitigations_with_options_and_environments_of_its_own(stage: Stage) -> None:
     stage.write_file("aorta.toml", NAMED)
     result = stage.run_here("aorta.toml")

@@ -297,6 +297,7 @@ gate = "failure_rate(FIX=1)<=10%"
 """
 
 
+@pytest.mark.slow
 def test_a_command_with_trials_at_the_top_is_run_in_the_folder_of_its_recipe(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def change(stage: Stage, old: str, new: str) -> None:
     stage.write_file("aorta.toml", text.replace(old, new))
 
 
+@pytest.mark.slow
 def test_each_action_has_its_results_and_commands_see_them(stage: Stage) -> None:
     result = stage.run_here("-v", "aorta.toml")
     result.assert_outcomes(passed=5, failed=2)
@@ -91,6 +92,7 @@ def test_a_matrix_is_skipped_with_the_reason_where_the_smoke_test_failed(stage: 
     stage.run_here("aorta.toml").assert_outcomes(passed=5, failed=2)
 
 
+@pytest.mark.slow
 def test_what_is_expected_to_fail_passes_when_it_does_and_fails_when_not(stage: Stage) -> None:
     change(stage, "config = {bad = 0}", 'expect = "fail"')
     result = stage.run_here("-v", "aorta.toml", "-k", "smoke or matrix")
@@ -153,6 +155,7 @@ def test_under_xdist_the_baseline_is_the_first_cell_of_the_recipe_and_not_of_tho
     assert [line.split()[0] for line in result.outlines if line.endswith("baseline")] == ["local-PAUSE=1"]
 
 
+@pytest.mark.slow
 def test_trials_of_a_recipe_are_in_the_live_view(stage: Stage) -> None:
     held = "def setup(self):\n        while not os.path.exists('go'): pass"
     stage.write(work=SHAKY.replace("def setup(self): pass", held))
@@ -221,6 +224,7 @@ def test_a_recipe_names_ways_to_fail(stage: Stage) -> None:
     assert [signature and signature.message for signature in read] == 4 * ["bad lane"]
 
 
+@pytest.mark.slow
 def test_a_new_run_keeps_no_trial_and_makes_again_what_is_made_of_them(stage: Stage) -> None:
     stage.run_here("aorta.toml", "-q")
     before = {path: trial["started_at"] for path, trial in stage.trials("workspace").items()}
@@ -240,6 +244,7 @@ def test_a_new_run_keeps_no_trial_and_makes_again_what_is_made_of_them(stage: St
     assert {path: stage.trial(path, "workspace")["started_at"] for path in current} == current
 
 
+@pytest.mark.slow
 def test_a_weekly_action_is_stale_in_the_next_week_and_runs_again(stage: Stage) -> None:
     change(stage, 'name = "matrix"', 'name = "matrix"\nevery = "week"')
     stage.run_here("aorta.toml", "-q")

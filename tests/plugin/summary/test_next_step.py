@@ -46,6 +46,7 @@ def arguments_in(line: str) -> list[str]:
     return shlex.split(line[line.index(": pytest") + 2 :])
 
 
+@pytest.mark.slow
 def test_of_a_cell_that_is_undecided_the_trials_and_their_time_are_named(train: Stage) -> None:
     sets = ["--aorta-mitigations", "EVERY=2", "--aorta-mitigations", "EVERY=3", "--aorta-baseline", "EVERY=2"]
     result = train.run(*COMMAND, *sets, "--aorta-trials", "4")
@@ -60,6 +61,7 @@ def test_of_a_cell_that_is_undecided_the_trials_and_their_time_are_named(train: 
     train.run(*words[3:]).stdout.fnmatch_lines(["8 of 12 trials had a result already (--aorta-resume)"])
 
 
+@pytest.mark.slow
 def test_of_a_cure_the_evidence_a_failure_and_the_part_that_acts(train: Stage) -> None:
     sets = ["--aorta-mitigations", "none", "--aorta-mitigations", "EVERY=,OTHER=1", "--aorta-trials", "12"]
     result = train.run(*COMMAND, *sets, env={"EVERY": "1"})
@@ -128,6 +130,7 @@ def test_a_question_about_speed_is_answered_with_speed(stage: Stage, other: str)
         )
 
 
+@pytest.mark.slow
 def test_long_names_are_shortened_by_what_they_share(train: Stage) -> None:
     values = [f"MYLIB_FAST_ATTN={one},MYLIB_FUSED_ADAM={other}" for one in "01" for other in "01"]
     sets = [word for value in ("none", *values) for word in ("--aorta-mitigations", value)]

@@ -94,6 +94,7 @@ def test_a_call_that_hangs_is_ended_and_shows_where(pool: Executor) -> None:
     assert pool.submit(abs, -1).result() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["die", "hang", "raise"])
 def test_a_call_is_repeated_as_often_as_it_may(
     pool: Executor, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +136,7 @@ def test_calls_are_futures_for_callbacks_and_coroutines(pool: Executor) -> None:
     assert asyncio.run(main()) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_records_of_calls_are_not_kept() -> None:
     with Executor(1) as pool:
         list(pool.map(abs, range(50)))
@@ -142,6 +144,7 @@ def test_records_of_calls_are_not_kept() -> None:
         assert not pool._pool._run.nodes
 
 
+@pytest.mark.slow
 def test_an_initializer_runs_in_each_process_and_one_that_fails_breaks_the_executor() -> None:
     with Executor(2, os.chdir, ("/",)) as pool:
         assert pool.submit(os.getcwd).result() == "/"

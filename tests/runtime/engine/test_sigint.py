@@ -69,6 +69,7 @@ print(count, worker.unfinished)
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_interrupted_often_loses_no_task_and_closes() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _INTERRUPTED_OFTEN],

@@ -32,6 +32,7 @@ def shm() -> Iterator[SharedMemory]:
         shm.close()
 
 
+@pytest.mark.slow
 def test_what_tasks_write_to_captured_shared_memory_is_seen_here_and_in_other_slots(
     shm: SharedMemory, tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_what_tasks_write_to_captured_shared_memory_is_seen_here_and_in_other_sl
     views.clear()
 
 
+@pytest.mark.slow
 def test_it_is_the_same_two_levels_below_and_let_go_with_the_callable(shm: SharedMemory) -> None:
     counter: Any = np.ndarray(1, np.int64, shm.buf)
 
@@ -116,6 +118,7 @@ def test_what_no_other_process_can_map_is_refused_with_the_remedy(make: Callable
         Worker(3, num_sub_workers=1).register(lambda args: captured)
 
 
+@pytest.mark.slow
 def test_memory_of_the_runtime_is_passed_and_not_captured() -> None:
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         own = orch.alloc([4])

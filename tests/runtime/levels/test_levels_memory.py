@@ -58,6 +58,7 @@ def at(gates: Gates, name: str, tensor: torch.Tensor, value: int = 1) -> TaskArg
     return args.add_scalar(str(gates.folder)).add_scalar(name)
 
 
+@pytest.mark.slow
 @pytest.mark.statement(33)
 def test_eight_runs_that_allocate_leave_nothing(host: Host) -> None:
     for number in range(8):

@@ -160,6 +160,7 @@ def test_hosts_work_at_the_same_time(pod: Pod, gates: Gates) -> None:
     pod.worker.unregister(through)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [endless, Waiting])
 def test_a_task_whose_builder_waits_is_ended_and_its_host_goes_on(gates: Gates, graph: Any) -> None:
     with Worker(4, grace=0.05) as top:

@@ -66,6 +66,7 @@ def test_a_missing_tag_is_named_with_the_tasks_and_the_tensor(tags: tuple[Tag, .
     assert tensor.tolist() == [2, 2, 2]  # as the tasks were submitted
 
 
+@pytest.mark.slow
 def test_a_write_that_is_declared_as_a_read_and_a_write_after_a_read_are_named() -> None:
     a, b = share(torch.zeros(2)), share(torch.zeros(2))
 

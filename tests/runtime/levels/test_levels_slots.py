@@ -144,6 +144,7 @@ def sickly() -> None:
         os._exit(1)
 
 
+@pytest.mark.slow
 def test_a_slot_comes_back_however_many_of_its_processes_did_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -249,6 +249,7 @@ def test_a_device_of_another_process_is_refused_with_its_holder(impatient: None,
     wait_until(lambda: starts(4, 5), "the end of its slots")
 
 
+@pytest.mark.slow
 @names_devices
 @pytest.mark.statement(49)
 def test_two_workers_of_one_process_do_not_share_a_device(impatient: None) -> None:

@@ -209,6 +209,7 @@ def test_the_pool_of_numpy_s_openblas_does_not_count_and_works_after_the_fork(nu
     assert nursery.run(zygote).told == [500.0**3]
 
 
+@pytest.mark.slow
 def test_a_pool_that_torch_has_used_counts_and_one_that_it_has_not_does_not(nursery: Nursery) -> None:
     source = """
         import torch

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from support.records import record
 from support.results import write_cell
 from support.stage import Stage
@@ -95,6 +96,7 @@ def test_a_device_with_errors_in_its_failing_trials_is_suspected_first() -> None
     assert not first or first[0].startswith(said)
 
 
+@pytest.mark.slow
 def test_devices_are_named_and_others_are_not_in_simulated_triages() -> None:
     """Two cells of 20 trials on four devices, 300 triages each: errors that end trials, and errors that do not."""
     named = wrong = 0
