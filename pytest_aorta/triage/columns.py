@@ -376,7 +376,7 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, settings: TriageSetting
         change = f"not change the failure rate of {base.key.cell} by more than {' or '.join(limits)}"
         return f"{names(same)} {verb} {change}."
     if unread := best("not read"):
-        return f"Nothing that is loaded names the variables of {names(unread)}: they cannot act on {base.key.cell}."
+        return f"Nothing that is loaded names the variables of {names(unread)}, so they hardly act on {base.key.cell}."
     return f"No verdict: {base.key.cell} is there to compare with, and no other cell says anything."
 
 
