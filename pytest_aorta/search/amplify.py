@@ -105,7 +105,7 @@ class Amplify:
         return np.asarray(self._generator.beta(failures + 0.5, trials - failures + 0.5, (draws, len(trials))))
 
     def _choose(self) -> list[int]:
-        """The conditions of the next trials, without those that cannot run."""
+        """The conditions of the next trials, without those that say nothing."""
         arms = self._arms
         number = min(arms.at_once, arms.left)
         usable = [at for at in range(len(arms.trials)) if at not in arms.unable] or [0]

@@ -15,7 +15,7 @@ from pytest_aorta.triage.sequential import SequentialTest
 #: Probability that any pairs of a search confirm a difference although there is none.
 LEVEL = 0.05
 
-#: After so many trials of an arm of which none says anything of the workload, it cannot run.
+#: After so many trials of an arm of which none says anything of the workload, it cannot be tested.
 _NOT_RUN = 3
 
 #: Yields the trials that are wanted, is sent what became of them; and returns something.
@@ -63,7 +63,7 @@ class Arms:
     Attributes:
         failures, trials: of each arm, without what says nothing of the workload.
         ways: of each arm, how often it failed in which way.
-        unable: arms that cannot run, and what became of their trials.
+        unable: arms that cannot be tested, and what became of their trials.
         started: trials of all arms.
         confirmation: of the last attempt.
         slow_above: where it is a number, trials count as failed that are slower, see ``slowness``, and those that have

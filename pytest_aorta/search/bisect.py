@@ -32,10 +32,10 @@ class Bisection:
 
     Attributes:
         end: ``change`` is one that fresh trials have confirmed; ``open``: the budget has ended before.
-        first: the first position after the change, ``last`` the last one before it; those between them cannot be run.
+        first: the first position after the change, ``last`` the last one before it; none between them can be tested.
         probability: of a change there; of ``end`` else.
         failures, trials: of each position, without what says nothing of the workload.
-        skipped: positions that cannot run, and why.
+        skipped: positions that cannot be tested, as none of their trials says anything; and what became of one.
         confirmed: the fresh pairs of both sides.
     """
 
@@ -200,7 +200,7 @@ class Bisect:
             return False, f"two changes are likelier than one (probability {result.probability:.0%}): at {places}"
         if result.end == "open":
             if len(result.skipped) > len(names) - 2:
-                cannot = f"{counted(len(result.skipped), 'position')} of {len(names)} cannot run"
+                cannot = f"{counted(len(result.skipped), 'position')} of {len(names)} cannot be tested"
                 return False, f"nothing to bisect: {cannot}: {next(iter(result.skipped.values()))}"
             likely = max(self._likely(), key=lambda each: each[1], default=None)
             best = "" if likely is None else f"; the most likely is {likely[0]} ({likely[1]:.0%})"
@@ -209,7 +209,7 @@ class Bisect:
         where = names[result.first]
         between = names[result.last + 1 : result.first]
         if between:
-            where = f"one of {', '.join((*between, where))} (the others cannot run)"
+            where = f"one of {', '.join((*between, where))} (the others cannot be tested)"
         rate_before, rate_after = result.rates()
         does = "fails more often" if rate_after > rate_before else "fails less often"
         what = "failed"
@@ -244,7 +244,7 @@ class Bisect:
         for position, name in enumerate(result.positions):
             failures, trials = result.failures[position], result.trials[position]
             if position in result.skipped:
-                rows.append(SearchRow((name, "-", f"cannot run: {result.skipped[position]}")))
+                rows.append(SearchRow((name, "-", f"cannot be tested: {result.skipped[position]}")))
             elif trials:
                 chance = chances.get(position, 0.0)
                 cells = name, f"{failures} of {trials}", percent(chance) if chance >= 0.0005 else ""

@@ -164,7 +164,7 @@ def test_positions_that_cannot_run_are_skipped_and_those_beside_a_change_are_nam
     assert (result.end, result.last, result.first) == ("change", 2, 5)
     assert set(result.skipped) == {3, 4}
     assert all(sum(each.arm == position for wave in waves for each in wave) == 3 for position in (3, 4))
-    assert "from one of p3, p4, p5 (the others cannot run) on it fails more often" in search.conclusion()[1]
+    assert "from one of p3, p4, p5 (the others cannot be tested) on it fails more often" in search.conclusion()[1]
 
 
 def test_the_position_beside_a_likely_change_may_turn_out_to_be_unable() -> None:
@@ -194,7 +194,7 @@ def test_where_nothing_can_run_it_is_said_why() -> None:
     run(search, lambda position: None)
     success, sentence = search.conclusion()
     assert not success
-    assert sentence == "nothing to bisect: 3 positions of 4 cannot run: did not run"
+    assert sentence == "nothing to bisect: 3 positions of 4 cannot be tested: did not run"
 
 
 def test_the_budget_ends_it_with_what_is_likely_by_then() -> None:
