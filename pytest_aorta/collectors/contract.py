@@ -22,6 +22,9 @@ VARIABLE = "AORTA_COLLECT"
 #: Folder of what collectors write, in the folder of a trial; below it, one for each collector.
 FOLDER = "collect"
 
+#: Said of the number of a step where nothing tells what the trial calls it.
+COUNTED = " (counted from 1)"
+
 
 class CollectorError(RegistryError):
     """A collector cannot be used as it was asked for; the message says why, and what would be valid."""
@@ -79,12 +82,15 @@ class Collector:
             ``__init__(options, folder, rank)``, ``start()`` once torch is imported, ``step(number)`` after each step,
             ``stop()`` at the end; ``active`` becomes false in forks of the rank.
         needs_torch: false where it starts with the process, also of a program that never imports torch.
+        first_step: the number that the trial gives its first step, 1 in a workload; ``None`` where nothing tells it.
+            Known when ``summarize`` is called.
     """
 
     options: ClassVar[Mapping[str, tuple[Value, str]]] = {}
     excludes: ClassVar[frozenset[str]] = frozenset()
     in_process: ClassVar[Path | None] = None
     needs_torch: ClassVar[bool] = True
+    first_step: int | None = 1
 
     def __init__(self, given: Mapping[str, Value]) -> None:
         self.given = {**{name: default for name, (default, _) in self.options.items()}, **given}
@@ -97,9 +103,18 @@ class Collector:
         """
         return Preparation()
 
+    def step_name(self, number: int) -> str:
+        """What the trial calls the step that ``InProcess`` has counted as ``number``, from 1; for sentences."""
+        return step_name(number, self.first_step)
+
     def summarize(self, folder: Path, ranks: Sequence[int]) -> CollectorSummary:
         """Summarize the files, after the processes of the trial are gone; ``ranks``: ranks that had started."""
         return CollectorSummary()
+
+
+def step_name(number: int, first_step: int | None) -> str:
+    """``step 3`` for ``number`` 4 of a program whose first step is 0."""
+    return f"step {number}{COUNTED}" if first_step is None else f"step {number + first_step - 1}"
 
 
 def load(texts: Iterable[str], registry: Registry | None = None) -> dict[str, Collector]:
@@ -183,6 +198,7 @@ def print_summary(asked: Mapping[str, Any], to_plain: Callable[[object], object]
     """In a process of its own: print a summary as JSON; what the collector itself prints goes to standard error."""
     output, sys.stdout = sys.stdout, sys.stderr
     collector = collector_class(f"{asked['module']}:{asked['name']}")(asked["given"])
+    collector.first_step = asked["first_step"]
     summary = collector.summarize(Path(asked["folder"]), asked["ranks"])
     data, artifacts = to_plain(dict(summary.data)), [*map(str, summary.artifacts)]
     plain = {"sentence": summary.sentence, "data": data, "artifacts": artifacts}

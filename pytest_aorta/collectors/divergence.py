@@ -7,14 +7,17 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pytest_aorta.collectors.contract import Collector, CollectorError, CollectorSummary, Value
+from pytest_aorta.collectors.contract import Collector, CollectorError, CollectorSummary, Value, step_name
 
 #: Characters of a hash.
 _HASH = 8
+
+#: File that says how the trial numbers its steps, where its first one is not 1.
+_FIRST_STEP = "first_step.json"
 
 #: Texts of events by kind; ``{}`` is the module or parameter.
 _PHASES = {
@@ -49,6 +52,8 @@ class DivergenceCollector(Collector):
         if not trial.ranks:
             return CollectorSummary("nothing to compare: no module of torch was called, no optimizer made a step")
         data = {"steps": trial.steps, "ranks": len(trial.ranks), "mode": self.given["mode"]}
+        if self.first_step != 1:
+            (folder / _FIRST_STEP).write_text(json.dumps(self.first_step))
         return CollectorSummary(data=data, artifacts=sorted(path for path in folder.iterdir() if path.is_file()))
 
 
@@ -72,17 +77,23 @@ class Step:
 
 @dataclass(frozen=True)
 class StepTraces:
-    """Recorded steps of a trial by rank; ``tolerance``: relative, for statistics; ``None`` for hashes."""
+    """Recorded steps of a trial by rank.
+
+    Attributes:
+        tolerance: relative, for statistics; ``None`` for hashes.
+        first_step: the number that the trial gives its first step, if that is known.
+    """
 
     ranks: Mapping[int, Sequence[Step]]
     tolerance: float | None = None
+    first_step: int | None = 1
 
     @property
     def steps(self) -> int:
         return max((len(steps) for steps in self.ranks.values()), default=0)
 
     def up_to(self, ordinal: int) -> StepTraces:
-        return StepTraces({rank: steps[: ordinal + 1] for rank, steps in self.ranks.items()}, self.tolerance)
+        return replace(self, ranks={rank: steps[: ordinal + 1] for rank, steps in self.ranks.items()})
 
 
 def read_trial(folder: Path) -> StepTraces:
@@ -105,7 +116,8 @@ def read_trial(folder: Path) -> StepTraces:
                 tolerance = entry["tolerance"]
         if steps:
             ranks[rank] = steps
-    return StepTraces(ranks, tolerance)
+    told = folder / _FIRST_STEP
+    return StepTraces(ranks, tolerance, json.loads(told.read_text()) if told.exists() else 1)
 
 
 def trace_file(folder: Path, rank: int) -> Path:
@@ -121,11 +133,12 @@ class FirstDifference:
 
     Attributes:
         ordinal: index of the step among recorded ones, from 0.
-        step: its number.
+        step: its number, counted from 1.
         event: what differs, as ``forward:layers.3``.
         after: the event before it, up to which all is equal; empty at the begin of the step.
         number: of the event in its step.
         other: what the others do at this place, where that is another event.
+        first_step: the number that the trial gives its first step, if that is known.
     """
 
     rank: int
@@ -135,13 +148,14 @@ class FirstDifference:
     after: str
     number: int
     other: str = ""
+    first_step: int | None = 1
 
     @property
     def order(self) -> tuple[int, int, int]:
         return self.ordinal, self.number, self.rank
 
     def text(self, ranks: int = 1) -> str:
-        where = f"step {self.step}, " + (f"rank {self.rank}, " if ranks > 1 else "")
+        where = f"{step_name(self.step, self.first_step)}, " + (f"rank {self.rank}, " if ranks > 1 else "")
         if self.other:
             return f"{where}where it has {described(self.event)} and the others have {described(self.other)}"
         return where + described(self.event)
@@ -193,7 +207,7 @@ def compare_trials(trials: Mapping[str, StepTraces]) -> TraceComparison:
             departed = _departures(steps, last, rank, ordinal, tolerance)
             for name, place in departed.items():
                 if name not in places or place.order < places[name].order:
-                    places[name] = place
+                    places[name] = replace(place, first_step=trials[name].first_step)
         if len(places) == len(comparison.equal):  # in each rank, others are fewer
             places.pop(max(places, key=lambda name: places[name].order))
         comparison.places.update(places)

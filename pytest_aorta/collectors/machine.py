@@ -56,7 +56,7 @@ class Growth:
     def __str__(self) -> str:
         unit, name = (_MIB, "MiB") if self.bytes_per_step >= _MIB / 10 else (1024, "KiB")
         mean, low, high = (each / unit for each in (self.bytes_per_step, self.low, self.high))
-        return f"by {mean:.2f} {name} a step ({low:.2f} to {high:.2f}, steps {self.first_step} to {self.last_step})"
+        return f"by {mean:.2f} {name} a step ({low:.2f} to {high:.2f})"
 
 
 def growth(values: Sequence[tuple[int, float]]) -> Growth | None:
@@ -126,7 +126,8 @@ class Memory(Collector):
                 if column in _NAMES and (grows := growth(series)) is not None:
                     rank[column] |= {"growth": asdict(grows), "is_leak": grows.is_leak}
                     if grows.is_leak and not any(text.startswith(who) for _, text in leaks[-1:]):
-                        leaks.append((grows.bytes_per_step, f"{who}: {_NAMES[column]} grows {grows}"))
+                        span = f"from {self.step_name(grows.first_step)} to {self.step_name(grows.last_step)}"
+                        leaks.append((grows.bytes_per_step, f"{who}: {_NAMES[column]} grows {grows} {span}"))
             data[path.stem] = rank
         for path in sorted(folder.rglob("*.out_of_memory.json")):
             wanted, free = (json.loads(path.read_text())[name] / _MIB for name in ("wanted", "free"))

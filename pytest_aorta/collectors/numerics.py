@@ -52,8 +52,9 @@ class Numerics(Collector):
             return CollectorSummary("", data, artifacts)
         first = min(bad, key=lambda rank: _order_of(bad[rank]))
         together = sorted(rank for rank in bad if _order_of(bad[rank]) == _order_of(bad[first]))
+        data["first_step"] = self.first_step
         data["first"] = {"rank": first, **bad[first]}
-        data["reached"] = {str(rank): _how(bad[rank], bad[first]) for rank in sorted(bad) if rank not in together}
+        data["reached"] = {str(rank): self._how(bad[rank], bad[first]) for rank in sorted(bad) if rank not in together}
         return CollectorSummary(self._sentence(bad[first], together, told, data["reached"]), data, artifacts)
 
     def _sentence(
@@ -61,7 +62,7 @@ class Numerics(Collector):
     ) -> str:
         limit = self.given["threshold"]
         kind = "non-finite tensor" if limit == float("inf") else f"tensor above {limit:g}"
-        parts = [f"first {kind}: step {bad['step']}", *([_ranks(ranks, len(told))] if len(told) > 1 else [])]
+        parts = [f"first {kind}: {self.step_name(bad['step'])}", *([_ranks(ranks, len(told))] if len(told) > 1 else [])]
         text = f"{', '.join(parts)}, {_thing(bad)}"
         if "bad" in bad:
             text += f", {bad['bad']} of {bad['elements']} elements"
@@ -72,6 +73,14 @@ class Numerics(Collector):
         for how, others in ways.items():
             text += f"; {_ranks(others, len(told))} had it {how}"
         return text
+
+    def _how(self, bad: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+        step = self.step_name(bad["step"])
+        if bad["phase"] == "gradients" and bad.get("reduced"):
+            return f"by the reduction of gradients in {step}"
+        if bad["step"] == first["step"] and bad.get("inputs_finite") and bad["phase"] == first["phase"] == "forward":
+            return f"by a collective in or before {bad['module']} in {step}"
+        return f"in {step}, {_thing(bad)}"
 
 
 def _order_of(bad: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -117,11 +126,3 @@ def _cause(bad: Mapping[str, Any], *, is_shared: bool) -> str:
         return f"; its input came from {made_by}"
     after = f" after {bad['after']}" if bad.get("after") else ""
     return f"; its input was bad already, and no module gave it: it comes from the code of {bad['inside']}{after}"
-
-
-def _how(bad: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    if bad["phase"] == "gradients" and bad.get("reduced"):
-        return f"by the reduction of gradients in step {bad['step']}"
-    if bad["step"] == first["step"] and bad.get("inputs_finite") and bad["phase"] == first["phase"] == "forward":
-        return f"by a collective in or before {bad['module']} in step {bad['step']}"
-    return f"in step {bad['step']}, {_thing(bad)}"

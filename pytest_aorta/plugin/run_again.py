@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.collectors.contract import FOLDER, load
+from pytest_aorta.collectors.contract import FOLDER, load, step_name
 from pytest_aorta.collectors.divergence import (
     FirstDifference,
     compare_operators,
@@ -290,7 +290,7 @@ def _zoom(
             return f"the operator was not found: no trial like {reference.facts.index} was seen again", {}
         finding = compare_operators(control, seen, place.after)
         data = {"rank": place.rank, "step": seen.ordinal + 1, "until": place.event, "after": place.after}
-        where = f"run again, in step {seen.ordinal + 1}, {described(place.event)}"
+        where = f"run again, in {step_name(seen.ordinal + 1, place.first_step)}, {described(place.event)}"
         return f"{where}: {finding.sentence}", {**data, **finding.data, "trials": attempt + 1}
     return (
         f"the operator was not found: {counted(trials, 'trial')} run again did not differ where they were "

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pytest_aorta.collectors.contract import FOLDER
+from pytest_aorta.collectors.contract import COUNTED, FOLDER, step_name
 from pytest_aorta.collectors.divergence import (
     FirstDifference,
     Step,
@@ -81,7 +81,7 @@ def where_it_starts(table: Table) -> Iterator[str]:
     observed = sum(row.cell.observed for row in table.rows)
     if observed and observed == sum(row.cell.total for row in table.rows):
         how = "" if table.divergence else " (--aorta-vary collect=none,NAME compares them with trials without)"
-        yield f"what collectors change is not known: all {counted(observed, 'trial')} ran with them{how}"
+        yield f"what collectors change is not known: every trial ran with them{how}"
 
 
 def read_replay_facts(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, str]]) -> TrialFacts:
@@ -281,7 +281,8 @@ def compare_sides(a: Mapping[str, StepTraces], b: Mapping[str, StepTraces]) -> s
         return f"B computes something else, first in {first[1].text(max(len(one.ranks), len(other.ranks)))}"
     if ends is None:
         return f"B computes the same ({counted(min(one.steps, other.steps), 'step')})"
-    return f"trials of one side differ from each other in step {ends[0] + 1}; before it, B computes the same"
+    where = step_name(ends[0] + 1, one.first_step)
+    return f"trials of one side differ from each other in {where}; before it, B computes the same"
 
 
 @dataclass(frozen=True)
@@ -451,7 +452,8 @@ def _heat_of_values(facts: TrialFacts, numerics: Mapping[str, Any], results: Pat
 
     lines = tuple((names[number], tuple(spot(number, each) for each in steps)) for number in near)
     what = f"rank {first['rank']}, largest absolute value of each tensor, in the order of execution"
-    return Heat(facts, what, tuple(steps), lines, near.start, len(rows) - near.stop)
+    numbers, counted_from = _numbered(steps, numerics["data"].get("first_step", 1))
+    return Heat(facts, what + counted_from, numbers, lines, near.start, len(rows) - near.stop)
 
 
 def _heat_of_differences(divergence: Divergence) -> Heat:
@@ -484,5 +486,12 @@ def _heat_of_differences(divergence: Divergence) -> Heat:
     lines = tuple((short(events[number]), tuple(spots(events[number]))) for number in drawn)
     beside = f"trial {one.facts.index}" if divergence.of is None else f"{one.facts.key.cell}, trial {one.facts.index}"
     what = f"rank {place.rank}, compared with {beside}, in the order of execution"
-    steps = tuple(own[ordinal].number for ordinal in near)
-    return Heat(other.facts, what, steps, lines, drawn.start, len(events) - drawn.stop)
+    numbers, counted_from = _numbered((own[ordinal].number for ordinal in near), place.first_step)
+    return Heat(other.facts, what + counted_from, numbers, lines, drawn.start, len(events) - drawn.stop)
+
+
+def _numbered(steps: Iterable[int], first_step: int | None) -> tuple[tuple[int, ...], str]:
+    """The numbers that the trial gives its steps, and what is to be said where nothing tells them."""
+    if first_step is None:
+        return tuple(steps), COUNTED
+    return tuple(each + first_step - 1 for each in steps), ""

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.collectors.contract import CollectorSummary
+from pytest_aorta.collectors.contract import CollectorSummary, step_name
 from pytest_aorta.collectors.numerics import Numerics
-from pytest_aorta.launch.host.collecting import as_printed
+from pytest_aorta.launch.host.collecting import first_step
 from pytest_aorta.trials.output import OutputFindings, OutputRules
 
 HERE = Path(__file__).parent
@@ -96,28 +96,27 @@ def test_the_record_says_where_a_bad_tensor_lies_and_a_script_runs_its_module_al
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([0, 1, 2, 3, 4], "step 3, forward"),  # of 5 steps that an optimizer has made
-        ([0, 1, 2, 3], "step 3, forward"),  # it ended before it told the last one
-        ([1, 2, 3, 4, 5], "step 4, forward"),
-        ([5000, 5001, 5002, 5003, 5004], "step 5003, forward"),
+        ([0, 1, 2, 3, 4], "step 3"),  # of 5 steps that an optimizer has made
+        ([0, 1, 2, 3], "step 3"),  # it ended before it told the last one
+        ([1, 2, 3, 4, 5], "step 4"),
+        ([5000, 5001, 5002, 5003, 5004], "step 5003"),
         # Every second step, steps of something else, one line before the first step, no steps at all.
-        *((lines, "step 4 (counted from 1), forward") for lines in ([0, 2, 4], [*range(20)], [*range(6)], [])),
+        *((lines, "step 4 (counted from 1)") for lines in ([0, 2, 4], [*range(20)], [*range(6)], [])),
     ],
 )
 def test_a_step_is_called_what_the_program_printed_for_it_where_that_is_known(lines: list[int], said: str) -> None:
     output = OutputFindings(OutputRules())
     for at, number in enumerate(lines):
         output.take(f"step {number} loss 1.0", float(at))
-    sentence = as_printed("first non-finite tensor: step 4, forward", 5, output.report().get("steps"))
-    assert sentence == f"first non-finite tensor: {said}"
+    assert step_name(4, first_step(5, output.report().get("steps"))) == said
 
 
 COUNTS_FROM_0 = """
-import torch
+import os, torch
 layer, value = torch.nn.Linear(2, 1), torch.ones(2)
 optimizer = torch.optim.SGD(layer.parameters(), 0.1)
 for step in range(5):
-    loss = layer(value * (float("nan") if step == 3 else 1)).sum()
+    loss = layer(value * (BAD if step == 3 else 1)).sum()
     loss.backward()
     optimizer.step()
     print(f"step {step} loss {loss.item()}", flush=True)
@@ -126,10 +125,22 @@ for step in range(5):
 
 @pytest.mark.slow
 def test_a_command_that_counts_from_0_finds_its_own_numbers_in_the_table(stage: Stage) -> None:
-    (stage.path / "train.py").write_text(COUNTS_FROM_0)
-    stage.run("--aorta-command", f"{sys.executable} train.py", "--aorta-trials=1", "--aorta-collect=numerics")
+    (stage.path / "train.py").write_text(COUNTS_FROM_0.replace("BAD", "float('nan')"))
+    command = f"--aorta-command={sys.executable} train.py"
+    stage.run(command, "--aorta-trials=1", "--aorta-collect=numerics")
     [trial] = stage.trials().values()
     assert trial["collected"]["numerics"]["sentence"].startswith("first non-finite tensor: step 3, forward, ")
+    stage.aorta("show", "collected", "results").stdout.fnmatch_lines(["* step  *1  *2  *3"])
+
+    (stage.path / "train.py").write_text(COUNTS_FROM_0.replace("BAD", "int(os.environ['AORTA_TRIAL'])"))
+    done = stage.run(
+        command, "--aorta-trials=2", "--aorta-collect=divergence:zoom=0", "--aorta-results-dir=differ", "-v"
+    )
+    done.stdout.fnmatch_lines(["*: first in step 3, the input of *"])
+    done = stage.aorta("show", "collected", "differ")
+    done.stdout.fnmatch_lines(
+        ["*: first in step 3, the input of *", "* step  *1  *2  *3  *4", "  > Linear input *differs*first"]
+    )
 
 
 @pytest.mark.slow
@@ -142,12 +153,12 @@ def test_two_ranks_say_which_was_first_and_how_the_other_got_it(stage: Stage) ->
     assert [each["problems"] for each in said] == [[]] * 4
     start, reduced = (
         "first non-finite tensor: step 3 (counted from 1), rank 1, ",
-        "; rank 0 had it by the reduction of gradients in step 3",
+        "; rank 0 had it by the reduction of gradients in step 3 (counted from 1)",
     )
     forward, backward, reduction, clean = (each["sentence"] for each in said)
     assert forward == f"{start}forward, 2.linear1 output, 1 of 480 elements, its inputs were finite{reduced}"
     finite = "480 of 480 elements, the gradients of its outputs were finite"
     assert backward == f"{start}backward, 1.linear2 gradient of input 0, {finite}{reduced}"
     assert reduction.startswith(f"{start}gradient of 0.")
-    assert "; finite before it was reduced; rank 0 had it in step 4, forward, 0." in reduction
+    assert "; finite before it was reduced; rank 0 had it in step 4 (counted from 1), forward, 0." in reduction
     assert (clean, done.ret) == ("", 0)

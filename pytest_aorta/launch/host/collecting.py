@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,8 +29,6 @@ _PATIENCE = 120.0
 
 #: Problems that are kept of each collector.
 _MOST = 10
-
-_STEP = re.compile(r"\bstep (\d+)\b")
 
 _PROGRAM = """
 import json, os, sys
@@ -88,19 +85,16 @@ def make_folders(folder: Path, collectors: Mapping[str, Collector]) -> None:
             (folder / FOLDER / name).mkdir(parents=True, exist_ok=True)
 
 
-def as_printed(sentence: str, counted: int | None, numbers: Sequence[int] | None) -> str:
-    """Call the steps in a sentence on a command as its output does, else say that they are counted from the first.
+def first_step(counted: int | None, printed: Sequence[int] | None) -> int | None:
+    """The number that the output of a command gives its first step; ``None`` where it does not tell.
 
-    The output has the same numbers if it says each step that was counted, or each but the last, and skips none.
+    It tells if it says each step that was counted, or each but the last, and skips none.
 
     Args:
-        sentence: what a collector has found.
         counted: how many steps the process with the lowest rank has made, where it could tell that.
-        numbers: the first step that the output has said, and how many.
+        printed: the first step that the output has said, and how many.
     """
-    if counted and numbers is not None and numbers[1] in (counted, counted - 1):
-        return _STEP.sub(lambda match: f"step {int(match[1]) + numbers[0] - 1}", sentence)
-    return _STEP.sub(r"step \1 (counted from 1)", sentence, count=1)
+    return printed[0] if counted and printed is not None and printed[1] in (counted, counted - 1) else None
 
 
 def collected(
@@ -116,13 +110,11 @@ def collected(
     processes = [entry for entry in processes if entry["what"] != "ended"]
     stems = _rename(own, processes, {rank.pid: rank.rank for rank in ranks if rank.pid is not None})
     begun = sorted({int(stem.removeprefix("rank_")) for stem in stems if stem.startswith("rank_")})
-    collected = {name: _one(own / name, collector, begun, processes) for name, collector in collectors.items()}
+    first: int | None = 1
     if output is not None:
         least = [(entry["rank"] or 0, -entry["steps"]) for entry in ended]
-        counted = -min(least)[1] if least else None
-        for name, found in collected.items():
-            sentence = as_printed(found.sentence, counted, output.get("steps"))
-            collected[name] = found.model_copy(update={"sentence": sentence})
+        first = first_step(-min(least)[1] if least else None, output.get("steps"))
+    collected = {name: _one(own / name, collector, begun, processes, first) for name, collector in collectors.items()}
     with contextlib.suppress(OSError):
         (own / "processes.jsonl").unlink(missing_ok=True)
         own.rmdir()  # only when it is empty
@@ -147,7 +139,13 @@ def _rename(own: Path, processes: Sequence[Mapping[str, Any]], ranks: Mapping[in
     return set(names.values())
 
 
-def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Sequence[Mapping[str, Any]]) -> Collected:
+def _one(
+    folder: Path,
+    collector: Collector,
+    ranks: Sequence[int],
+    processes: Sequence[Mapping[str, Any]],
+    first: int | None,
+) -> Collected:
     problems = []
     is_there = ("started",) if collector.needs_torch else ("started", "found")
     if collector.in_process is not None and not any(entry["what"] in is_there for entry in processes):
@@ -162,7 +160,7 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
     if cls.summarize is not Collector.summarize:
         asked = {
             **{"path": sys.path, "module": cls.__module__, "name": cls.__qualname__, "given": collector.given},
-            **{"folder": str(folder.absolute()), "ranks": list(ranks)},
+            **{"folder": str(folder.absolute()), "ranks": list(ranks), "first_step": first},
         }
         # By a process: third-party code may take hours, or never end. In a session of its own: Ctrl-C ends pytest,
         # which waits for what was found so far.
