@@ -267,7 +267,7 @@ def _matrix() -> str:
 
     head = json.loads(matrix_json(Triage(TriageSettings()).table(), RunState()))
     kinds = {str: "text", bool: "true or false", list: "list", dict: "object", type(None): "text or null"}
-    about = "[The table](../guides/table.md) says what each key means."
+    about = "[The table](../guides/table.md) says what each key means; the schema is `schemas/matrix.schema.json`."
     text = _page(f"`matrix.json`, version {SCHEMA_VERSION}", about)
     text += "## The run\n\n" + _table(
         "| key | type |", ((f"`{key}`", kinds[type(value)]) for key, value in head.items())

@@ -83,7 +83,7 @@ def test_the_wheel_works_in_an_environment_and_a_directory_of_its_own(dist: Path
     used = json.loads(_used(python, work))
     assert used["from"].startswith(str(site))
     assert used["versions"] == [__version__, __version__]
-    assert used["schemas"] == ["TrialResult"]
+    assert used["schemas"] == ["Matrix", "TrialResult"]
 
     done = run_module(python, "pytest", "--aorta-workload=gemm", "--aorta-trials=2", "--aorta-report=r.html", cwd=work)
     assert "2 passed" in done.stdout, done.stdout + done.stderr

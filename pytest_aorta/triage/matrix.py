@@ -8,16 +8,20 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from pytest_aorta._version import __version__
 from pytest_aorta.common.texts import counted, utc_now
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage import margin as read_margin
+from pytest_aorta.triage.cells import MitigationEffect, SignatureCount
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, json_data, p_value
-from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.judging import LEVEL
+from pytest_aorta.triage.facts import CellKey, Outcome, StepSummary
+from pytest_aorta.triage.judging import LEVEL, Comparison, Verdict
+from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.reading import MATRIX_JSON, Results, recorded_rules, triage_in_order
-from pytest_aorta.triage.verdicts import Row, Table
+from pytest_aorta.triage.speed import OperatorChange, Speed
+from pytest_aorta.triage.verdicts import Row, SignatureVerdict, Table
 from pytest_aorta.workspace.atomic import write_text
 
 MATRIX_MD = "matrix.md"
@@ -77,6 +81,56 @@ def matrix_json(table: Table, state: RunState) -> str:
     cells = [{column.key: column.value(row) for column in COLUMNS if column.key} for row in _planned_rows(table, state)]
     lines = ",\n  ".join(json.dumps(json_data(cell), allow_nan=False) for cell in cells)
     return f'{{\n {json.dumps(json_data(head), allow_nan=False)[1:-1]},\n "cells": [\n  {lines}\n ]\n}}\n'
+
+
+#: Types of the keys of a cell, for the schema.
+_OF_CELLS: Mapping[str, Any] = {
+    **dict.fromkeys(("workload", "test", "cell", "environment", "options", "digest"), str),
+    **dict.fromkeys(("mitigations", "trial_files"), list[str]),
+    **dict.fromkeys(("first_failure_iterations", "iterations"), list[int]),
+    **dict.fromkeys(("seen", "failures", "counted"), int),
+    **dict.fromkeys(("planned", "starts"), int | None),
+    **dict.fromkeys(("failure_rate", "rate_below", "start_rate_below", "error_rate", "median_wall_sec"), float | None),
+    **dict.fromkeys(("exit_status_counts", "detected", "collected", "not_collected", "warnings"), dict[str, int]),
+    **dict.fromkeys(("signatures", "losses"), list[SignatureCount]),
+    "failure_rate_interval": Interval,
+    "outcome_counts": dict[Outcome, int],
+    "trials": dict[Outcome, list[int]],
+    "verdict": Verdict,
+    "comparison": Comparison | None,
+    "by_signature": list[SignatureVerdict],
+    "effect": MitigationEffect | None,
+    "speed": Speed | None,
+    "operators": list[OperatorChange],
+    "step_times": StepSummary | None,
+    "resolved_variables": dict[str, list[str | None]],
+}
+
+
+def schema_text() -> str:
+    """The JSON Schema of matrix.json, as indented JSON with sorted keys; a number that is not finite is ``null``.
+
+    ``python -m pytest_aorta.triage.matrix > pytest_aorta/schemas/matrix.schema.json`` publishes it.
+    """
+    from pydantic import create_model
+
+    given: dict[str, Any] = {column.key: (_OF_CELLS[column.key], ...) for column in COLUMNS if column.key}
+    cell: Any = create_model("Cell", **given)
+    head: dict[str, Any] = dict.fromkeys(("schema_version", "pytest_aorta", "started_at", "written_at"), (str, ...))
+    head |= dict.fromkeys(("interrupted", "plan"), (str | None, ...)) | {"complete": (bool, ...)}
+    head |= dict.fromkeys(("conclusions", "warnings"), (list[str], ...)) | {"settings": (dict[str, Any], ...)}
+    head |= {"associations": (list[Any], ...), "cells": (list[cell], ...)}
+    head |= dict.fromkeys(("divergence", "replays", "nodes", "factorials"), (list[Any], []))
+    schema = create_model("Matrix", **head).model_json_schema()
+
+    def with_null(part: Any) -> Any:
+        if isinstance(part, dict):
+            kind = {"type": ["number", "null"]} if part.get("type") == "number" else {}
+            return {name: with_null(each) for name, each in part.items()} | kind
+        return [with_null(each) for each in part] if isinstance(part, list) else part
+
+    published = {"$schema": "https://json-schema.org/draft/2020-12/schema", **with_null(schema)}
+    return json.dumps(published, indent=2, sort_keys=True) + "\n"
 
 
 def _planned_rows(table: Table, state: RunState) -> list[Row]:
@@ -241,3 +295,7 @@ def write_merged_matrix(results: Path, parts: Sequence[Path]) -> None:
     table = triage.table()
     write_text(results / MATRIX_JSON, matrix_json(table, state))
     write_text(results / MATRIX_MD, markdown(table, state))
+
+
+if __name__ == "__main__":
+    print(schema_text(), end="")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 
+import jsonschema
 import pytest
 from support.stage import Stage, text
 
@@ -18,6 +20,7 @@ def test_the_table_says_what_was_planted(stage: Stage) -> None:
     options = ("--aorta-trials", "20", "--aorta-registry-file", "registry.json")
     shown = text(stage.run("planted_workload.py", *options, *sets))
     matrix = json.loads((stage.results / "matrix.json").read_text())
+    jsonschema.validate(matrix, json.loads((files("pytest_aorta") / "schemas" / "matrix.schema.json").read_text()))
     cells = {cell["mitigations"][0]: cell for cell in matrix["cells"]}
 
     slow = cells["slow"]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import html
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from support.generated_tables import tables
@@ -19,6 +23,8 @@ from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.matrix import EarlierMatrix, RunState, markdown, matrix_json
 from pytest_aorta.triage.verdicts import Table
 
+PUBLISHED = files("pytest_aorta") / "schemas" / "matrix.schema.json"
+SCHEMA = jsonschema.Draft202012Validator(json.loads(PUBLISHED.read_text()))
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "table.md"
 
 
@@ -28,7 +34,14 @@ def parsed(table: Table, state: RunState | None = None) -> dict[str, Any]:
 
     content = json.loads(matrix_json(table, state or RunState()), parse_constant=refuse)
     assert isinstance(content, dict)
+    SCHEMA.validate(content)
     return content
+
+
+def test_the_published_schema_is_that_of_the_code() -> None:
+    command = [sys.executable, "-m", "pytest_aorta.triage.matrix"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert PUBLISHED.read_text() == printed, f"publish it again: python {' '.join(command[1:])} > {PUBLISHED}"
 
 
 @settings(max_examples=15)
