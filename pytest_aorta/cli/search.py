@@ -111,6 +111,10 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
     elif axis == "versions":
         words += [f"--aorta-environment={INLINE_PREFIX}{each}" for each in versions_of(given["versions"])]
     elif axis == "values":
+        try:
+            BY_NAME["vary"].parse(given["values"])
+        except ValueError as error:
+            raise RequestError(f"--values {given['values']!r}: expected {error}") from None
         words.append(f"--aorta-vary={given['values']}")
     else:
         words += [f"--aorta-environment={name.strip()}" for name in given["environments"].split(",")]

@@ -90,7 +90,7 @@ def test_what_does_not_change_within_the_budget_has_exit_status_1(by_size: Stage
             "bisect: --build may hold a secret, and records name it",
         ),
         (("--versions", "numpy"), "--versions 'numpy': expected PACKAGE==A,B,C or PACKAGE==A..C"),
-        (("--values", "A=1"), "--aorta-vary: 'A=1' is not valid; expected a variable and at least two values"),
+        (("--values", "A=1"), "--values 'A=1': expected a variable and at least two values"),
         (("--environments", "local,nowhere"), "unknown environment 'nowhere'"),
     ],
 )
