@@ -30,7 +30,7 @@ from pytest_aorta.workspace.trial_store import stamp
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.job import TrialJob
-    from pytest_aorta.probe.health import HealthReading
+    from pytest_aorta.probe.health.model import HealthReading
     from pytest_aorta.runtime.hosts import HostChannel
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.triage.where import Node
@@ -175,7 +175,7 @@ def _hosts(text: str) -> list[_Host]:
 
 def survey() -> dict[str, Any]:
     """What this host has: ids of GPUs, groups of CPUs that are one core each, and counters of its health."""
-    from pytest_aorta.probe.health import read_health  # and with it pydantic
+    from pytest_aorta.probe.health.reading import read_health  # and with it pydantic
 
     found = find_devices()
     cpus = os.sched_getaffinity(0)
@@ -539,7 +539,7 @@ _SERIOUS_COUNTER, _SERIOUS_EVENTS = re.compile("uncorrect|machine_check|failed")
 
 def _note_health(host: _Host, before: HealthReading, after: HealthReading) -> None:
     """Note counters that have moved and events, at the device that they are of, and what cannot be read."""
-    from pytest_aorta.probe.health import difference
+    from pytest_aorta.probe.health.model import difference
 
     change = difference(before, after)
     if change.host is None or host.together is None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from pytest_aorta.cli.check import _Device, _Host, _note_health, _other_bits, _shares
-from pytest_aorta.probe.health import HealthEvent, HealthReading, PartReading
+from pytest_aorta.probe.health.model import HealthEvent, HealthReading, PartReading
 from pytest_aorta.trials.execution import Resources
 
 

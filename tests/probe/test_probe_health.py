@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 from support.processes import wait_until_gone
 
-from pytest_aorta.probe.health import HealthReading, PartReading, difference, read_health
 from pytest_aorta.probe.health import reading as health_reading
 from pytest_aorta.probe.health.devices import NvidiaReader
-from pytest_aorta.probe.health.model import MOST_BYTES
-from pytest_aorta.probe.health.reading import combined
+from pytest_aorta.probe.health.model import MOST_BYTES, HealthReading, PartReading, difference
+from pytest_aorta.probe.health.reading import combined, read_health
 
 
 def put(root: Path, **files: object) -> None:

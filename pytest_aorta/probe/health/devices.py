@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 
 from pytest_aorta.common.kfd_topology import kfd_address, kfd_nodes, kfd_properties
 from pytest_aorta.probe.guard import keyed_lines, read_text
-from pytest_aorta.probe.health.host import number_in, pci_address, reason_of
+from pytest_aorta.probe.health.host import Found, Number, number_in, numbers, pci_address, read_part
 from pytest_aorta.probe.health.model import THROTTLED, HealthEvent, PartReading
 
 _AMD = "0x1002"
@@ -44,94 +43,56 @@ def read_amd(root: Path = Path("/")) -> list[PartReading]:
     return [_amd(folder, number) for number, folder in enumerate(amd_devices(root))]
 
 
+_AMD_NUMBERS = {
+    "hwmon": (
+        Number("gauges", "power_w", "hwmon/hwmon*/power1_average", unit=1e-6),
+        Number("gauges", "power_w", "hwmon/hwmon*/power1_input", unit=1e-6),
+        Number("gauges", "power_cap_w", "hwmon/hwmon*/power1_cap", unit=1e-6),
+        Number("gauges", "sm_mhz", "hwmon/hwmon*/freq1_input", unit=1e-6),
+        Number("gauges", "memory_mhz", "hwmon/hwmon*/freq2_input", unit=1e-6),
+    ),
+    "clocks": (
+        Number("gauges", "sm_mhz", "pp_dpm_sclk", r"(\d+)Mhz \*"),
+        Number("gauges", "memory_mhz", "pp_dpm_mclk", r"(\d+)Mhz \*"),
+    ),
+    "use": (
+        Number("gauges", "utilisation_percent", "gpu_busy_percent"),
+        Number("gauges", "memory_used_mib", "mem_info_vram_used", unit=2**-20),
+        Number("counters", "pcie_replays", "pcie_replay_count"),
+    ),
+}
+
+
 def _amd(device: Path, number: int) -> PartReading:
-    facts = {"vendor": "AMD", "pci": pci_address(device.name) if ":" in device.name else ""}
-    counters: dict[str, int] = {}
-    gauges: dict[str, float] = {}
-    unreadable: dict[str, str] = {}
-    throttled: list[str] = []
-
-    def identity() -> None:
+    def identity() -> Found:
+        yield "facts", "vendor", "AMD"
+        yield "facts", "pci", pci_address(device.name) if ":" in device.name else None
         device.stat()
-        facts["model"] = read_text(device / "product_name").strip()
+        yield "facts", "model", read_text(device / "product_name").strip() or None
         partitions = [read_text(device / f"current_{each}_partition").strip() for each in ("compute", "memory")]
-        facts["partition"] = "/".join(filter(None, partitions))
+        yield "facts", "partition", "/".join(filter(None, partitions)) or None
 
-    def ras() -> None:
-        files = sorted((device / "ras").glob("*_err_count"))
-        for file in files:
+    def ras() -> Found:
+        for file in sorted((device / "ras").glob("*_err_count")):
             for kind, value in keyed_lines(file).items():
                 if kind in ("ue", "ce"):
-                    block = file.name.removesuffix("_err_count")
-                    counters[f"ras {block} {'un' * (kind == 'ue')}corrected"] = int(value)
-        if not files:
-            unreadable["RAS"] = "none"
+                    yield "counters", f"ras {file.name[:-10]} {'un' * (kind == 'ue')}corrected", value
         if pages := read_text(device / "ras/gpu_vram_bad_pages"):
-            counters["retired_pages"] = len(pages.splitlines())
+            yield "counters", "retired_pages", len(pages.splitlines())
 
-    def hwmon() -> None:
+    def heat() -> Found:
         for folder in device.glob("hwmon/hwmon*"):
             heat = {}
             for label in folder.glob("temp*_label"):
                 if (milli := number_in(folder / label.name.replace("label", "input"))) is not None:
                     heat[read_text(label).strip()] = milli / 1000
-            hottest = heat.get("junction", heat.get("edge"))
-            for key, value, unit in (
-                ("temperature_c", hottest, 1.0),
-                ("memory_temperature_c", heat.get("mem"), 1.0),
-                ("power_w", number_in(folder / "power1_average") or number_in(folder / "power1_input"), 1e-6),
-                ("power_cap_w", number_in(folder / "power1_cap"), 1e-6),
-                ("sm_mhz", number_in(folder / "freq1_input"), 1e-6),
-                ("memory_mhz", number_in(folder / "freq2_input"), 1e-6),
-            ):
-                if value is not None:
-                    gauges[key] = round(value * unit, 1)
+            yield "gauges", "temperature_c", heat.get("junction", heat.get("edge"))
+            yield "gauges", "memory_temperature_c", heat.get("mem")
 
-    def clocks() -> None:
-        for key, name in (("sm_mhz", "pp_dpm_sclk"), ("memory_mhz", "pp_dpm_mclk")):
-            if key not in gauges and (now := re.search(r"(\d+)Mhz \*", read_text(device / name))):
-                gauges[key] = float(now[1])
-
-    def use() -> None:
-        for key, name, unit in (
-            ("utilisation_percent", "gpu_busy_percent", 1),
-            ("memory_used_mib", "mem_info_vram_used", 1 << 20),
-        ):
-            if (value := number_in(device / name)) is not None:
-                gauges[key] = value // unit
-        if (replays := number_in(device / "pcie_replay_count")) is not None:
-            counters["pcie_replays"] = replays
-
-    def metrics() -> None:
-        if (device / "gpu_metrics").exists():
-            found, now = _throttling((device / "gpu_metrics").read_bytes())
-            counters.update(found)
-            throttled.extend(now)
-
-    probes = {"all": identity, "RAS": ras, "hwmon": hwmon, "clocks": clocks, "use": use, "throttling": metrics}
-    for name, read in probes.items():
-        _attempt(name, read, unreadable, (OSError, ValueError, struct.error))
-        if "all" in unreadable:
-            break
-    facts = {name: value for name, value in facts.items() if value}
-    return PartReading(
-        name=f"GPU {number}", facts=facts, counters=counters, gauges=gauges, throttled=throttled, unreadable=unreadable
-    )
-
-
-def _attempt(
-    name: str,
-    read: Callable[[], None],
-    unreadable: dict[str, str],
-    errors: type[Exception] | tuple[type[Exception], ...],
-) -> None:
-    """Note why something could not be read; nothing where NVML says that the device has no such thing."""
-    try:
-        read()
-    except errors as error:
-        code = getattr(error, "value", None)
-        if code != _NOT_SUPPORTED:
-            unreadable["all" if code == _LOST else name] = reason_of(error)
+    readers: dict[str, Callable[[], Found]] = {"all": identity, "RAS": ras, "heat": heat}
+    readers |= {what: partial(numbers, device, table) for what, table in _AMD_NUMBERS.items()}
+    readers["throttling"] = partial(_throttling, device / "gpu_metrics")
+    return read_part(f"GPU {number}", readers, (OSError, ValueError, struct.error), wanted=["RAS"])
 
 
 #: Bits of ``indep_throttle_status``: first and last of each group (``amdgpu_smu.h`` of Linux).
@@ -144,20 +105,22 @@ _RESIDENCIES = {(1, 6): 36, (1, 7): 44, (1, 8): 44}
 _RESIDENCY = ("processor hot", "power cap", "heat", "heat", "heat")
 
 
-def _throttling(metrics: bytes) -> tuple[dict[str, int], list[str]]:
-    """Counters of throttling, and reasons that hold now; both empty for a revision that has neither."""
+def _throttling(file: Path) -> Found:
+    """Counters of throttling, and reasons that hold now; nothing for a revision that has neither."""
+    if not file.exists():
+        return
+    metrics = file.read_bytes()
     size, *revision = struct.unpack_from("<HBB", metrics)
     if size == 0xFFFF:
         raise ValueError("the device does not answer")
-    counters: dict[str, int] = {}
     if (start := _RESIDENCIES.get((revision[0], revision[1]))) is not None:
         for name, value in zip(_RESIDENCY, struct.unpack_from("<5I", metrics, start), strict=True):
-            counters[THROTTLED + name] = counters.get(THROTTLED + name, 0) + value
-    if revision != [1, 3]:
-        return counters, []
-    [status] = struct.unpack_from("<Q", metrics, 112)
-    status = 0 if status == (1 << 64) - 1 else status  # not supported
-    return counters, [name for name, (low, high) in _AMD_BITS.items() if status >> low & ((1 << (high - low + 1)) - 1)]
+            yield "counters", THROTTLED + name, value
+    if revision == [1, 3]:
+        [status] = struct.unpack_from("<Q", metrics, 112)
+        for name, (low, high) in _AMD_BITS.items():
+            if status != (1 << 64) - 1 and status >> low & ((1 << (high - low + 1)) - 1):  # else not supported
+                yield "throttled", name, True
 
 
 # NVIDIA.
@@ -194,8 +157,16 @@ _FIELDS = (
     ("memory_temperature_c", "MEMORY_TEMP"),
 )
 
-#: Of the fields, those that are gauges.
-_GAUGES = {"memory_temperature_c"}
+#: Of the others, how each is read of a GPU.
+_GAUGES: dict[str, Callable[[Any, Any], float]] = {
+    "temperature_c": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    "power_w": lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+    "power_cap_w": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+    "sm_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "memory_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+    "utilisation_percent": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    "memory_used_mib": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used // (1 << 20),
+}
 
 #: Member of a field's value, by its type.
 _TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -210,9 +181,6 @@ _REASONS = {
     0x40: "heat",
     0x80: "power brake",
 }
-
-#: NVML's codes of errors that say that a device has no such thing, and that it is lost.
-_NOT_SUPPORTED, _LOST = 3, 15
 
 
 class NvidiaReader:
@@ -256,69 +224,40 @@ class NvidiaReader:
 
     def _device(self, number: int) -> PartReading:
         nvml = self._nvml
-        counters: dict[str, int] = {}
-        gauges: dict[str, float] = {}
-        unreadable: dict[str, str] = {}
-        throttled: list[str] = []
+        gpu: Any = None
 
-        attempt = partial(_attempt, unreadable=unreadable, errors=nvml.NVMLError)
-        handle: Any = None
+        def identity() -> Found:
+            nonlocal gpu
+            gpu = nvml.nvmlDeviceGetHandleByIndex(number)
+            yield "facts", "model", _text(nvml.nvmlDeviceGetName(gpu))
+            yield "facts", "pci", self._pci(gpu)
 
-        def identity() -> None:
-            nonlocal handle
-            handle = nvml.nvmlDeviceGetHandleByIndex(number)
-            if number not in self._known:
-                model, pci = _text(nvml.nvmlDeviceGetName(handle)), self._pci(handle)
-                self._known[number] = {"vendor": "NVIDIA", "model": model, "pci": pci}
+        def ecc_mode() -> Found:
+            yield "facts", "ecc", "on" if nvml.nvmlDeviceGetEccMode(gpu)[0] else "off"
 
-        def ecc_mode() -> None:
-            self._known[number]["ecc"] = "on" if nvml.nvmlDeviceGetEccMode(handle)[0] else "off"
-
-        def fields() -> None:
-            values = nvml.nvmlDeviceGetFieldValues(handle, [field for _, field in self._fields])
+        def fields() -> Found:
+            values = nvml.nvmlDeviceGetFieldValues(gpu, [field for _, field in self._fields])
             for (key, _), found in zip(self._fields, values, strict=True):
                 if found.nvmlReturn == 0 and found.valueType < len(_TYPES):
-                    value = getattr(found.value, _TYPES[found.valueType])
-                    if key in _GAUGES:
-                        gauges[key] = value
-                    else:
-                        counters[key] = int(value)
+                    field = "gauges" if key == "memory_temperature_c" else "counters"
+                    yield field, key, getattr(found.value, _TYPES[found.valueType])
 
-        def gauge(key: str, read: Callable[[], float], unit: float = 1.0) -> None:
-            def into() -> None:
-                gauges[key] = round(read() * unit, 1)
+        def gauge(key: str, read: Callable[[Any, Any], float]) -> Found:
+            yield "gauges", key, round(read(nvml, gpu), 1)
 
-            attempt(key, into)
-
-        def reasons() -> None:
-            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        def reasons() -> Found:
+            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
             found = dict.fromkeys(name for bit, name in _REASONS.items() if bits & bit)
-            if len(found) > 1:
-                found.pop("hardware slowdown", None)  # heat, or the power brake
-            throttled.extend(found)
+            for name in found:
+                if name != "hardware slowdown" or len(found) == 1:  # else heat, or the power brake
+                    yield "throttled", name, True
 
-        attempt("all", identity)
-        if not unreadable:
-            attempt("ECC mode", ecc_mode)
-            attempt("counters", fields)
-            gauge("temperature_c", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-            gauge("power_w", lambda: nvml.nvmlDeviceGetPowerUsage(handle), 1e-3)
-            gauge("power_cap_w", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle), 1e-3)
-            gauge("sm_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-            gauge("memory_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
-            gauge("utilisation_percent", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-            gauge("memory_used_mib", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used // (1 << 20))
-            attempt("throttling", reasons)
-        if "all" in unreadable:
-            unreadable = {"all": unreadable["all"]}
-        return PartReading(
-            name=f"GPU {number}",
-            facts=dict(self._known.get(number, {"vendor": "NVIDIA"})),
-            counters=counters,
-            gauges=gauges,
-            throttled=throttled,
-            unreadable=unreadable,
-        )
+        readers: dict[str, Callable[[], Found]] = {"all": identity, "ECC mode": ecc_mode, "counters": fields}
+        readers |= {key: partial(gauge, key, read) for key, read in _GAUGES.items()}
+        part = read_part(f"GPU {number}", {**readers, "throttling": reasons}, nvml.NVMLError)
+        known = self._known.setdefault(number, {"vendor": "NVIDIA"})
+        known.update(part.facts)
+        return part.model_copy(update={"facts": dict(known)})
 
 
 def _text(value: bytes | str) -> str:

@@ -1,28 +1,113 @@
-"""Health of the host: files of ``/sys`` and ``/proc``, and lines of the kernel log."""
+"""Health of the host: files of ``/sys`` and ``/proc``, and lines of the kernel log; how a part of it is read."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pytest_aorta.probe.guard import read_text
 from pytest_aorta.probe.health.model import HealthEvent, PartReading
 
+# A part.
+
+#: What a reader finds: a field of ``PartReading``, a key of it, and a value; ``None`` where there is none.
+Found = Iterator[tuple[str, str, Any]]
+
+#: NVML's codes of errors that say that a device has no such thing, and that it is lost.
+_NOT_SUPPORTED, _LOST = 3, 15
+
+
+def read_part(
+    name: str,
+    readers: Mapping[str, Callable[[], Found]],
+    errors: type[Exception] | tuple[type[Exception], ...] = (OSError, ValueError),
+    wanted: Collection[str] = (),
+) -> PartReading:
+    """What the readers find, but for those that raise one of ``errors``: why, is under their names in ``unreadable``.
+
+    Equal counters are added up; of equal gauges the first one counts. A reader ``all`` that raises is the last one.
+    Those that are ``wanted`` and find nothing are ``unreadable``, too.
+    """
+    found: dict[str, dict[str, Any]] = {field: {} for field in ("facts", "counters", "gauges", "throttled")}
+    unreadable: dict[str, str] = {}
+    for what, read in readers.items():
+        values = []
+        try:
+            for field, key, value in read():
+                if value is not None:
+                    values.append(value)
+                    there = found[field]
+                    there[key] = there.get(key, 0) + int(value) if field == "counters" else there.get(key, value)
+        except errors as error:
+            code = getattr(error, "value", None)
+            if what == "all" or code == _LOST:
+                unreadable = {"all": reason_of(error)}
+                break
+            if code != _NOT_SUPPORTED:
+                unreadable[what] = reason_of(error)
+        else:
+            if what in wanted and not values:
+                unreadable[what] = "none"
+    found_too = {"throttled": list(found["throttled"]), "unreadable": unreadable}
+    return PartReading.model_validate({"name": name, **found, **found_too})
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something could not be read, in at most 60 characters."""
+    text = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
+    return (text or type(error).__name__)[:60]
+
+
+class Number(NamedTuple):
+    """A number in each file that matches ``files``: the first group of ``pattern`` there, times ``unit``."""
+
+    field: str
+    key: str
+    files: str
+    pattern: str = r"(\d+)"
+    unit: float = 1
+
+
+def numbers(folder: Path, table: Collection[Number]) -> Found:
+    """The numbers of a ``table``, in files below ``folder``."""
+    for field, key, files, pattern, unit in table:
+        for file in folder.glob(files):
+            if found := re.search(pattern, read_text(file), re.MULTILINE):
+                yield field, key, round(int(found[1]) * unit, 1)
+
+
+def number_in(file: Path) -> int | None:
+    """The number in a file; ``None`` where there is no file."""
+    text = read_text(file).strip()
+    return int(text) if text else None
+
+
+# The host.
+
 #: Clocks of at most so many processors are read, evenly spread; each costs some microseconds.
 _MOST_CLOCKS = 8
-
-_PSI = re.compile(r"^(some|full) .*total=(\d+)", re.MULTILINE)
-_VMSTAT = re.compile(r"^(oom_kill|allocstall_normal) (\d+)", re.MULTILINE)
-_MEMORY = re.compile(r"^MemAvailable:\s*(\d+)", re.MULTILINE)
 
 #: Of a network interface.
 _NETWORK = ("rx_dropped", "tx_dropped", "rx_errors", "tx_errors")
 
 #: Of a port of InfiniBand or RoCE; all others count traffic.
 _FABRIC = re.compile(r"err|discard|drop|downed|recover|overrun|retr|timeout|out_of_|nak|congest|adp_|roce_slow")
+
+_EDAC = (
+    Number("counters", "edac_corrected", "sys/devices/system/edac/mc/mc[0-9]*/ce_count"),
+    Number("counters", "edac_uncorrected", "sys/devices/system/edac/mc/mc[0-9]*/ue_count"),
+)
+_MEMORY = (
+    Number("counters", "memory_stalled_us", "proc/pressure/memory", r"^some .*total=(\d+)"),
+    Number("counters", "memory_all_stalled_us", "proc/pressure/memory", r"^full .*total=(\d+)"),
+    Number("counters", "oom_kills", "proc/vmstat", r"^oom_kill (\d+)"),
+    Number("gauges", "memory_available_mib", "proc/meminfo", r"^MemAvailable:\s*(\d+)", 1 / 1024),
+)
 
 
 def read_host(root: Path = Path("/")) -> PartReading:
@@ -33,114 +118,53 @@ def read_host(root: Path = Path("/")) -> PartReading:
     which some, or all, tasks have waited for memory (``Documentation/accounting/psi.rst``). ``oom_kills``. ``fabric
     DEVICE/PORT NAME``: error counters of InfiniBand and RoCE. ``net NAME``: drops and errors of network interfaces.
     """
-    counters: dict[str, int] = {}
-    gauges: dict[str, float] = {}
-    unreadable: dict[str, str] = {}
-
-    def attempt(name: str, read: Callable[[Path], Iterator[tuple[str, float, bool]]]) -> None:
-        found = False
-        try:
-            for key, value, is_counter in read(root):
-                found = True
-                if is_counter:
-                    counters[key] = counters.get(key, 0) + int(value)
-                else:
-                    gauges[key] = value
-        except (OSError, ValueError) as error:
-            unreadable[name] = reason_of(error)
-        else:
-            if not found:
-                unreadable[name] = "none"
-
-    for name, read in _HOST.items():
-        attempt(name, read)
-    return PartReading(name="host", counters=counters, gauges=gauges, unreadable=unreadable)
+    readers: dict[str, Callable[[], Found]] = {
+        "EDAC": partial(numbers, root, _EDAC),
+        "machine checks": partial(_machine_checks, root),
+        "thermal throttling": partial(_throttling, root),
+        "CPU clocks": partial(_clocks, root),
+        "memory": partial(numbers, root, _MEMORY),
+        "fabric": partial(_fabric, root),
+        "network": partial(_network, root),
+    }
+    return read_part("host", readers, wanted=readers)
 
 
-def reason_of(error: BaseException) -> str:
-    """Why something could not be read, in at most 60 characters."""
-    text = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
-    return (text or type(error).__name__)[:60]
-
-
-def number_in(file: Path) -> int | None:
-    """The number in a file; ``None`` where there is no file."""
-    text = read_text(file).strip()
-    return int(text, 0) if text else None
-
-
-_Found = Iterator[tuple[str, float, bool]]
-
-
-def _edac(root: Path) -> _Found:
-    for folder in root.glob("sys/devices/system/edac/mc/mc[0-9]*"):
-        for name, key in (("ce_count", "edac_corrected"), ("ue_count", "edac_uncorrected")):
-            if (value := number_in(folder / name)) is not None:
-                yield key, value, True
-
-
-def _machine_checks(root: Path) -> _Found:
+def _machine_checks(root: Path) -> Found:
     for line in read_text(root / "proc/interrupts").splitlines():
         if line.lstrip().startswith("MCE:"):
-            yield "machine_checks", sum(int(word) for word in line.split()[1:] if word.isdecimal()), True
+            yield "counters", "machine_checks", sum(int(word) for word in line.split()[1:] if word.isdecimal())
 
 
-def _throttling(root: Path) -> _Found:
-    packages: dict[str, int] = {}
+def _throttling(root: Path) -> Found:
+    packages: dict[str, int | None] = {}
     for cpu in root.glob("sys/devices/system/cpu/cpu[0-9]*"):
-        if (value := number_in(cpu / "thermal_throttle/core_throttle_count")) is not None:
-            yield "cpu_throttled", value, True
-        if (value := number_in(cpu / "thermal_throttle/package_throttle_count")) is not None:
-            packages[read_text(cpu / "topology/physical_package_id").strip()] = value
+        yield "counters", "cpu_throttled", number_in(cpu / "thermal_throttle/core_throttle_count")
+        package = read_text(cpu / "topology/physical_package_id").strip()
+        packages[package] = number_in(cpu / "thermal_throttle/package_throttle_count")
     for value in packages.values():
-        yield "cpu_throttled", value, True
+        yield "counters", "cpu_throttled", value
 
 
-def _clocks(root: Path) -> _Found:
+def _clocks(root: Path) -> Found:
     files = sorted(root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq"))
     clocks = [number_in(file) for file in files[:: -(-len(files) // _MOST_CLOCKS) or 1]]
     mhz = [clock / 1000 for clock in clocks if clock]
-    if mhz:
-        yield "cpu_least_mhz", min(mhz), False
-        yield "cpu_most_mhz", max(mhz), False
+    yield "gauges", "cpu_least_mhz", min(mhz, default=None)
+    yield "gauges", "cpu_most_mhz", max(mhz, default=None)
 
 
-def _memory(root: Path) -> _Found:
-    for who, total in _PSI.findall(read_text(root / "proc/pressure/memory")):
-        yield "memory_stalled_us" if who == "some" else "memory_all_stalled_us", int(total), True
-    for name, value in _VMSTAT.findall(read_text(root / "proc/vmstat")):
-        if name == "oom_kill":
-            yield "oom_kills", int(value), True
-    for kib in _MEMORY.findall(read_text(root / "proc/meminfo")):
-        yield "memory_available_mib", int(kib) // 1024, False
+def _fabric(root: Path) -> Found:
+    for file in root.glob("sys/class/infiniband/*/ports/*/*counters/*"):
+        if _FABRIC.search(file.name):
+            yield "counters", f"fabric {file.parts[-5]}/{file.parts[-3]} {file.name}", number_in(file)
 
 
-def _fabric(root: Path) -> _Found:
-    for folder in ("counters", "hw_counters"):
-        for file in root.glob(f"sys/class/infiniband/*/ports/*/{folder}/*"):
-            if _FABRIC.search(file.name):
-                device, port = file.parts[-5], file.parts[-3]
-                if (value := number_in(file)) is not None:
-                    yield f"fabric {device}/{port} {file.name}", value, True
-
-
-def _network(root: Path) -> _Found:
+def _network(root: Path) -> Found:
     for folder in root.glob("sys/class/net/*"):
         if folder.name != "lo":
             for name in _NETWORK:
-                if (value := number_in(folder / "statistics" / name)) is not None:
-                    yield f"net {name}", value, True
-
-
-_HOST: dict[str, Callable[[Path], _Found]] = {
-    "EDAC": _edac,
-    "machine checks": _machine_checks,
-    "thermal throttling": _throttling,
-    "CPU clocks": _clocks,
-    "memory": _memory,
-    "fabric": _fabric,
-    "network": _network,
-}
+                yield "counters", f"net {name}", number_in(folder / "statistics" / name)
 
 
 # The kernel log.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
-import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from pytest_aorta.probe.health.devices import NvidiaReader, Nvml, amd_devices, read_amd
 from pytest_aorta.probe.health.host import KernelLog, read_host, reason_of
@@ -20,8 +21,6 @@ from pytest_aorta.probe.health.model import HealthEvent, HealthReading, PartRead
 
 #: Seconds that a driver has for an answer.
 PATIENCE = 5.0
-
-_ROOT = str(Path(__file__).parents[3])
 
 _PR_SET_PDEATHSIG = 1
 
@@ -63,9 +62,8 @@ def read_health(root: Path = Path("/"), nvml: Nvml | None = None, patience: floa
 
 
 def with_log(host: PartReading, log: KernelLog) -> PartReading:
-    if not log.problem:
-        return host
-    return host.model_copy(update={"unreadable": {**host.unreadable, "kernel log": log.problem}})
+    unreadable = {"kernel log": log.problem} if log.problem else {}
+    return host.model_copy(update={"unreadable": {**host.unreadable, **unreadable}})
 
 
 def vendors(root: Path = Path("/")) -> list[str]:
@@ -104,6 +102,19 @@ def _unknown(vendor: str, reason: str) -> PartReading:
     return PartReading(name="GPU ?", facts={"vendor": vendor}, unreadable={"all": reason})
 
 
+def start_process(code: str, channel: socket.socket | Connection[Any, Any]) -> subprocess.Popen[bytes]:
+    """Run ``code`` in an interpreter of its own that inherits a ``channel``."""
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path.append({str(Path(__file__).parents[3])!r}); {code}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[channel.fileno()],
+        start_new_session=True,
+        cwd="/",
+    )
+
+
 class DeviceReader:
     """A process that reads the devices of one vendor, as often as it is asked; replaced when it does not answer."""
 
@@ -116,89 +127,70 @@ class DeviceReader:
         self._problem = ""
         self._not_before = 0.0
         self._process: subprocess.Popen[bytes] | None = None
-        self._said = b""
+        self._pipe: Connection[Any, Any] | None = None
 
     def ask(self) -> None:
         """Ask for a reading, of a new process where there is none."""
         if self._process is None and time.monotonic() >= self._not_before:
-            code = f"import sys; sys.path.append({_ROOT!r}); from {__name__} import serve; serve({self.vendor!r})"
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                    cwd="/",
-                )
-            except OSError as error:
-                self._lose(reason_of(error))
-        self._said = b""
-        if self._process is not None and self._process.stdin is not None:
+            self._pipe, theirs = Pipe()
+            code = f"from {__name__} import serve; serve({self.vendor!r}, {theirs.fileno()})"
+            with theirs:
+                try:
+                    self._process = start_process(code, theirs)
+                except OSError as error:
+                    self._lose(reason_of(error))
+        if self._pipe is not None:
             with contextlib.suppress(OSError):
-                self._process.stdin.write(b"\n")
-                self._process.stdin.flush()
+                self._pipe.send(None)
 
     def answer(self, patience: float) -> tuple[list[PartReading], list[HealthEvent]]:
         """The devices and events that it was asked for; without an answer, what is known of the devices, and why."""
-        until = time.monotonic() + patience
-        while self._process is not None and not self._said.endswith(b"\n"):
-            out = self._process.stdout
-            assert out is not None
-            if not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:
+        if self._pipe is not None:
+            try:
+                if self._pipe.poll(patience):
+                    self._devices, events = self._pipe.recv()
+                    return self._devices, events
                 self._lose("its driver did not answer")
-                break
-            more = os.read(out.fileno(), 1 << 16)
-            self._said += more
-            if not more:
+            except (EOFError, OSError):
                 self._lose("its reader has died")
-        if self._process is None:
-            devices = self._devices or [_unknown(self.vendor, "")]
-            lost = {"all": self._problem}
-            return [PartReading(name=each.name, facts=each.facts, unreadable=lost) for each in devices], []
-        answer = json.loads(self._said)
-        if "problem" in answer:
-            return [_unknown(self.vendor, answer["problem"])], []
-        self._devices = [PartReading.model_validate(each) for each in answer["devices"]]
-        return self._devices, [HealthEvent.model_validate(each) for each in answer["events"]]
+        devices = self._devices or [_unknown(self.vendor, "")]
+        lost = {"all": self._problem}
+        return [PartReading(name=each.name, facts=each.facts, unreadable=lost) for each in devices], []
 
     def _lose(self, why: str) -> None:
         self._problem, self._not_before = why, time.monotonic() + self._AGAIN
         self.close()
 
     def close(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
         if self._process is not None:
             self._process.kill()
-            for pipe in (self._process.stdin, self._process.stdout):
-                with contextlib.suppress(OSError):
-                    if pipe is not None:
-                        pipe.close()
             with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in a driver: it dies when that returns
                 self._process.wait(1.0)
-            self._process = None
+        self._process = self._pipe = None
 
 
-def serve(vendor: str) -> None:
-    """Answer each line of the standard input by a reading of the vendor's devices; the body of a ``DeviceReader``."""
+def serve(vendor: str, descriptor: int) -> None:
+    """Answer each message by a reading of the vendor's devices; the body of a ``DeviceReader``."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     nvidia: NvidiaReader | None = None
-    while sys.stdin.buffer.readline():
-        answer: dict[str, object] = {}
-        try:
-            events: list[HealthEvent] = []
-            if vendor == "AMD":
-                devices = read_amd()
-            else:
-                if nvidia is None:
-                    import pynvml
+    pipe = Connection(descriptor)
+    with contextlib.suppress(EOFError):
+        while True:
+            pipe.recv()
+            answer: tuple[list[PartReading], list[HealthEvent]]
+            try:
+                if vendor == "AMD":
+                    answer = read_amd(), []
+                else:
+                    if nvidia is None:
+                        import pynvml
 
-                    nvidia = NvidiaReader(pynvml)
-                devices, events = nvidia.read()
-            answer["devices"] = [each.model_dump() for each in devices]
-            answer["events"] = [each.model_dump() for each in events]
-        except ImportError:
-            answer["problem"] = "nvidia-ml-py is not installed"
-        except Exception as error:  # of NVML, whose errors are of no common type
-            answer["problem"] = reason_of(error)
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+                        nvidia = NvidiaReader(pynvml)
+                    answer = nvidia.read()
+            except ImportError:
+                answer = [_unknown(vendor, "nvidia-ml-py is not installed")], []
+            except Exception as error:  # of NVML, whose errors are of no common type
+                answer = [_unknown(vendor, reason_of(error))], []
+            pipe.send(answer)

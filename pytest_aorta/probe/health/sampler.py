@@ -17,7 +17,6 @@ import selectors
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from pathlib import Path
 
 from pytest_aorta.probe.health.host import KernelLog, read_host
 from pytest_aorta.probe.health.model import Change, HealthChange, HealthEvent, HealthReading, PartReading
-from pytest_aorta.probe.health.reading import PATIENCE, DeviceReader, combined, vendors, with_log
+from pytest_aorta.probe.health.reading import PATIENCE, DeviceReader, combined, start_process, vendors, with_log
 
 #: Seconds from one reading to the next, and least seconds, for a trial that has failed.
 _PERIOD, _SOONEST = 1.0, 0.1
@@ -35,8 +34,6 @@ _PASSED, _FAILED = 0.25, PATIENCE + 1.0
 
 #: How often a sampler that dies is started again.
 _STARTS = 3
-
-_ROOT = str(Path(__file__).parents[3])
 
 
 class Sampler:
@@ -96,16 +93,7 @@ class Sampler:
             listening.listen(128)
             connection = self._connect()
             self._starts += 1
-            code = f"import sys; sys.path.append({_ROOT!r}); from {__name__} import main; main({listening.fileno()})"
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[listening.fileno()],
-                start_new_session=True,
-                cwd="/",
-            )
+            self._process = start_process(f"from {__name__} import main; main({listening.fileno()})", listening)
         return connection
 
     def begin(self) -> socket.socket | None:
@@ -151,9 +139,11 @@ class _Trial:
 
     def __init__(self, connection: socket.socket, reading: HealthReading | None) -> None:
         self.connection = connection
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        self.process = Path("/proc", str(struct.unpack_from("i", peer)[0]))
         self.change = None if reading is None else Change(reading)
         self.asked = b""
-        #: What it wants to know, once it does.
+        #: What it wants to know of the devices, once it waits for the next reading.
         self.devices: list[int] | None = None
         self.waits = False
 
@@ -164,9 +154,8 @@ class _Trial:
             self.change.add(reading)
 
     def answer(self) -> None:
-        change = (
-            HealthChange(unreadable="nothing was read yet") if self.change is None else self.change.result(self.devices)
-        )
+        nothing = HealthChange(unreadable="nothing was read yet")
+        change = nothing if self.change is None else self.change.result(self.devices)
         with contextlib.suppress(OSError):
             self.connection.sendall(change.model_dump_json().encode() + b"\n")
 
@@ -179,9 +168,7 @@ class _Server:
         self._selector.register(listening, selectors.EVENT_READ)
         self._log = KernelLog(from_end=True)
         self._readers = [DeviceReader(vendor) for vendor in vendors()]
-        self._trials: dict[socket.socket, _Trial] = {}
-        #: File descriptors of the processes that hold connections, by their ids.
-        self._processes: dict[int, int] = {}
+        self._trials: set[_Trial] = set()
         self._last: HealthReading | None = None
         self._last_at = -_PERIOD
         #: Whether anybody has come, who may have gone again before it was accepted.
@@ -191,15 +178,13 @@ class _Server:
         """Serve until nobody is left."""
         begin = time.monotonic()
         while self._trials or (not self._was_held and time.monotonic() < begin + 10 * _PERIOD):
-            wanted = _SOONEST if any(trial.waits for trial in self._trials.values()) else _PERIOD
+            wanted = _SOONEST if any(trial.waits for trial in self._trials) else _PERIOD
             wait = self._last_at + wanted - time.monotonic()
             for key, _ in self._selector.select(max(0.0, wait)):
                 if key.fileobj is self._listening:
                     self._accept()
-                elif isinstance(key.fileobj, int):
-                    self._lose(key.data)
                 else:
-                    self._hear(self._trials[key.data])
+                    self._hear(key.data)
             if time.monotonic() >= self._last_at + wanted:
                 self._read()
         for reader in self._readers:
@@ -216,54 +201,41 @@ class _Server:
             found[reader.vendor], more = reader.answer(max(0.0, self._last_at + PATIENCE - time.monotonic()))
             events += more
         self._last = combined(host, found, events)
-        for trial in list(self._trials.values()):
+        for trial in list(self._trials):
             trial.add(self._last)
             if trial.waits:
                 trial.answer()
+            if trial.waits or not trial.process.exists():  # a process that it has forked may hold its connections open
                 self._drop(trial)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listening.accept()
             self._was_held = True
-            [process] = struct.unpack_from("i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            self._trials[connection] = _Trial(connection, self._last)
-            self._selector.register(connection, selectors.EVENT_READ, connection)
+            trial = _Trial(connection, self._last)
+            self._trials.add(trial)
+            self._selector.register(connection, selectors.EVENT_READ, trial)
             connection.sendall(b"\n")
-            if process not in self._processes:
-                # A process that it has forked may hold its connections open.
-                with contextlib.suppress(OSError, AttributeError):
-                    self._processes[process] = os.pidfd_open(process)
-                    self._selector.register(self._processes[process], selectors.EVENT_READ, process)
 
     def _hear(self, trial: _Trial) -> None:
-        try:
+        said = b""
+        with contextlib.suppress(OSError):
             said = trial.connection.recv(4096)
-        except OSError:
-            said = b""
         trial.asked += said
-        if not said:
-            self._drop(trial)
-        elif trial.asked.endswith(b"\n"):
+        if trial.asked.endswith(b"\n"):
             asked = json.loads(trial.asked)
             trial.devices, trial.waits = asked["devices"], asked["now"]
-            if not trial.waits:
-                trial.answer()
-                self._drop(trial)
+            if trial.waits:
+                return
+            trial.answer()
+        elif said:
+            return
+        self._drop(trial)
 
     def _drop(self, trial: _Trial) -> None:
         self._selector.unregister(trial.connection)
-        del self._trials[trial.connection]
+        self._trials.remove(trial)
         trial.connection.close()
-
-    def _lose(self, process: int) -> None:
-        descriptor = self._processes.pop(process)
-        self._selector.unregister(descriptor)
-        os.close(descriptor)
-        for trial in list(self._trials.values()):
-            [peer] = struct.unpack_from("i", trial.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if peer == process:
-                self._drop(trial)
 
 
 def main(listening: int) -> None:
