@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,75 +46,40 @@ class HardwareEvent(NamedTuple):
 
 @lru_cache(maxsize=1)
 def meanings() -> Mapping[tuple[str, str], Meaning]:
-    """By kind and number of the event, or block: ``("Xid", "94")``, ``("RAS", "umc")``."""
+    """By kind and code: ``("Xid", "94")``, ``("RAS", "umc")``, ``("event", "EDAC")``, ``("counter", ...)``."""
     lines = Path(__file__).with_name("events.tsv").read_text(encoding="utf-8").splitlines()
     rows = (line.split("\t") for line in lines if line and not line.startswith("#"))
     return {(kind, code): Meaning(cause, name, action) for kind, code, cause, name, action in rows}
 
 
-def xid_name(code: int) -> str:
+def xid_name(code: int | str) -> str:
     """``Xid 94 (contained ECC error)``; ``Xid 4711`` for one that the table does not have."""
     known = meanings().get(("Xid", str(code)))
     return f"Xid {code} ({known.name})" if known else f"Xid {code}"
 
 
-#: Counters whose growth is an error that was not corrected: an expression, a name, and what to do.
-_UNCORRECTED = tuple(
-    (re.compile(pattern), name, action)
-    for pattern, name, action in (
-        (r"ecc_uncorrected(_aggregate)?", "uncorrectable ECC error", "restart the GPU when it is free"),
-        (r"remapped_rows_failed", "row of memory that could not be remapped", "replace the GPU"),
-        (r"edac_uncorrected", "uncorrectable memory error of the host", "find and replace the memory module"),
-        (r"machine_checks", "machine check", "look at the log of mcelog or rasdaemon"),
-    )
-)
 _RAS = re.compile(r"ras (\w+) uncorrected")
-
-#: Kinds of events that name an error by themselves.
-_ALONE = {
-    "RAS": ("RAS event", "look at the kernel log; restart the GPU"),
-    "machine check": ("machine check", "look at the log of mcelog or rasdaemon"),
-    "EDAC": ("uncorrectable memory error of the host", "find and replace the memory module"),
-}
 
 
 def hardware_events(health: Mapping[str, Any]) -> list[HardwareEvent]:
     """Errors in the ``health`` of a record that were not corrected: those of hardware first, each once at its place."""
     found: dict[tuple[str, str], HardwareEvent] = {}
-    for place, part in _parts(health):
-        for event in _events(place, part):
-            found.setdefault((event.place, event.name), event)
+    for place, part in [*(health.get("devices") or {}).items(), ("host", health.get("host") or {})]:
+        codes = [
+            ("event", each["kind"]) if each.get("code") is None else ("Xid", str(each["code"]))
+            for each in part.get("events") or ()
+        ]
+        for counter in part.get("counters") or ():
+            block = _RAS.fullmatch(counter)
+            codes.append(("RAS", block[1]) if block else ("counter", counter))
+        for kind, code in codes:
+            default = None if kind in ("event", "counter") else Meaning("hardware", code, "look at the kernel log")
+            if known := meanings().get((kind, code), default):
+                name = {"Xid": xid_name(code), "RAS": f"RAS error ({known.name})"}.get(kind, known.name)
+                what = f"{'an' if name[0] in 'aeiouX' else 'a'} {name}"
+                found.setdefault((place, name), HardwareEvent(place, name, what, known.cause, known.action))
     order = ("hardware", "driver", "application", "follows")
     return sorted(found.values(), key=lambda each: order.index(each.cause))
-
-
-def _parts(health: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield from (health.get("devices") or {}).items()
-    if host := health.get("host"):
-        yield "host", host
-
-
-def _events(place: str, part: Mapping[str, Any]) -> Iterator[HardwareEvent]:
-    for event in part.get("events") or ():
-        if event["kind"] == "Xid":
-            known = meanings().get(("Xid", str(event["code"])), Meaning("hardware", "", "look at the kernel log"))
-            name = xid_name(event["code"])
-            yield HardwareEvent(place, name, f"an {name}", known.cause, known.action)
-        elif event["kind"] in _ALONE:
-            name, action = _ALONE[event["kind"]]
-            yield HardwareEvent(place, name, _with_article(name), "hardware", action)
-    for counter in part.get("counters") or ():
-        for pattern, name, action in _UNCORRECTED:
-            if pattern.fullmatch(counter):
-                yield HardwareEvent(place, name, _with_article(name), "hardware", action)
-        if block := _RAS.fullmatch(counter):
-            known = meanings().get(("RAS", block[1]), Meaning("hardware", block[1], "look at the kernel log"))
-            name = f"RAS error ({known.name})"
-            yield HardwareEvent(place, name, _with_article(name), "hardware", known.action)
-
-
-def _with_article(name: str) -> str:
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def after(health: Mapping[str, Any], *, with_place: bool = True) -> str:
