@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import platform
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.texts import format_ranges, utc_now
-from pytest_aorta.probe.guard import Facts, Guard, ask, describe, keyed_lines, plain_data, printable, read_text
-from pytest_aorta.probe.host import accelerator, compilers, host, mhz, runtime_context
+from pytest_aorta.probe.guard import Facts, Guard, ask, describe, plain_data, printable, read_text
+from pytest_aorta.probe.host import accelerator, compilers, host, mhz, runtime_context, venv
 from pytest_aorta.probe.kernels import kernels
 from pytest_aorta.probe.loaded import ModuleCount, Watch, libraries, note_sources
 from pytest_aorta.probe.software import git_state, installed_distributions, packages, torch_build, torch_state
@@ -106,6 +107,7 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     with guard.probe("packages"):
         installed = installed_distributions(guard)
     probes: dict[str, Callable[[], object]] = {
+        "python": interpreter,
         "host": partial(host, guard),
         "runtime_context": partial(runtime_context, guard),
         **({"packages": partial(packages, installed)} if installed else {}),
@@ -115,20 +117,6 @@ def collect_static(source: Path | None = None) -> StaticEnv:
         "git": partial(git_state, source, guard),
     }
     sections: Facts = {}
-    with guard.probe("python"):
-        sections["python"] = plain_data(
-            {
-                "version": platform.python_version(),
-                "build": sys.version,
-                "implementation": sys.implementation.name,
-                "executable": sys.executable or None,
-                "prefix": sys.prefix,
-                "base_prefix": sys.base_prefix,
-                # -O and PYTHONOPTIMIZE remove the assert statements that many reproducers rely on.
-                "optimize": sys.flags.optimize,
-                "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-            }
-        )
     for name, probe in probes.items():
         with guard.probe(name):
             sections[name] = plain_data(probe())
@@ -139,17 +127,26 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     return refreshed(StaticEnv(sections, tuple(guard.reasons), installed, is_cheap))
 
 
-#: Says what another interpreter is, and what is installed for it. Runs there, without this package.
+def interpreter() -> Facts:
+    return {
+        "version": platform.python_version(),
+        "build": sys.version,
+        "implementation": sys.implementation.name,
+        "executable": sys.executable or None,
+        "prefix": sys.prefix,
+        "base_prefix": sys.base_prefix,
+        # -O and PYTHONOPTIMIZE remove the assert statements that many reproducers rely on.
+        "optimize": sys.flags.optimize,
+        "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    }
+
+
+#: With ``interpreter``: says what another interpreter is, and what is installed for it, without this package.
 _TELL = """
 import json, platform, sys, sysconfig
 from importlib.metadata import distributions
 installed = [(each.metadata["Name"], each.version) for each in distributions()]
-python = {
-    "version": platform.python_version(), "build": sys.version, "implementation": sys.implementation.name,
-    "executable": sys.executable or None, "prefix": sys.prefix, "base_prefix": sys.base_prefix,
-    "optimize": sys.flags.optimize, "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-}
-print(json.dumps({"python": python, "installed": [pair for pair in installed if all(pair)]}))
+print(json.dumps({"python": interpreter(), "installed": [pair for pair in installed if all(pair)]}))
 """
 
 #: Seconds that it has for that.
@@ -163,19 +160,14 @@ def of_interpreter(static: StaticEnv, python: str) -> StaticEnv:
         sections.pop(name, None)
     installed: dict[str, str] = {}
     with guard.probe("python"):
-        told = json.loads(ask([python, "-c", _TELL], _TELLS_WITHIN))
+        tell = f"from __future__ import annotations\n{inspect.getsource(interpreter)}{_TELL}"
+        told = json.loads(ask([python, "-c", tell], _TELLS_WITHIN))
         sections["python"] = plain_data(told["python"])
         for name, version in told["installed"]:
             installed.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
         sections["packages"] = plain_data(packages(installed))
-        if told["python"]["prefix"] != told["python"]["base_prefix"]:
-            settings = keyed_lines(Path(told["python"]["prefix"], "pyvenv.cfg"), "=")
-            venv = {
-                "path": told["python"]["prefix"],
-                "base_prefix": told["python"]["base_prefix"],
-                "system_site_packages": settings.get("include-system-site-packages", "").lower() == "true",
-            }
-            sections["runtime_context"] = {**sections.get("runtime_context", {}), "venv": venv}
+        if its_venv := venv(told["python"]["prefix"], told["python"]["base_prefix"]):
+            sections["runtime_context"] = {**sections.get("runtime_context", {}), "venv": its_venv}
         if "torch" in installed:
             sections["torch"] = {"version": installed["torch"]}
     return replace(static, sections=sections, installed=installed, reasons=(*static.reasons, *guard.reasons))

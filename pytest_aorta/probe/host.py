@@ -5,7 +5,6 @@ They are the same for all trials of a cell.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import functools
 import itertools
@@ -16,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from pytest_aorta.common.kfd_topology import kfd_address, kfd_nodes, kfd_properties
@@ -28,12 +27,6 @@ from pytest_aorta.probe.variables import redacted_command_line
 _SIMD = (
     *("avx", "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_tile", "amx_bf16"),
     *("asimd", "sve", "sve2", "bf16", "i8mm"),
-)
-
-#: Each fact is determined by itself, so that one failure does not lose the others.
-_GUARDED = (
-    *("kernel_command_line", "os_release", "libc", "cpu_cores", "cpu_frequency", "numa_nodes", "numa_balancing"),
-    *("transparent_huge_pages", "nics", "memory_total_bytes", "swap_total_bytes"),
 )
 
 # Version 1 of control groups says "no limit" with the largest multiple of the page size.
@@ -65,70 +58,61 @@ def host(guard: Guard, root: Path = Path("/")) -> Facts:
     import psutil
 
     name, release, version, machine = os.uname()[1:]
-    facts: Facts = {
-        "hostname": name,
-        "kernel": release,
-        "kernel_version": version,
-        "machine": machine,
-        "cpu_model": None,
-        "cpu_simd": [],
-        "cpu_count": os.cpu_count(),
-        **dict.fromkeys(_GUARDED),
-    }
+    cpu: dict[str, str] = {}
     with guard.probe("host.cpu_model"):
         cpu = keyed_lines(root / "proc/cpuinfo")
-        flags = (cpu.get("flags") or cpu.get("Features") or "").split()
-        facts["cpu_model"] = cpu.get("model name") or cpu.get("Model") or cpu.get("cpu") or cpu.get("uarch")
-        facts["cpu_simd"] = list(filter(flags.__contains__, _SIMD))
-    with guard.probe("host.kernel_command_line"):
-        if (line := first_line(root / "proc/cmdline")) is not None:
-            facts["kernel_command_line"] = redacted_command_line(line)
-    with guard.probe("host.os_release"), contextlib.suppress(FileNotFoundError):
-        release_of = platform.freedesktop_os_release()
-        facts["os_release"] = {}
-        for key in ("ID", "VERSION_ID", "PRETTY_NAME"):
-            if key in release_of:
-                facts["os_release"][key.lower()] = release_of[key]
-    with guard.probe("host.libc"):
-        facts["libc"] = " ".join(platform.libc_ver()).strip() or None
-    with guard.probe("host.cpu_cores"):
-        facts["cpu_cores"] = psutil.cpu_count(logical=False)
-    with guard.probe("host.cpu_frequency"):
-        base = root / "sys/devices/system/cpu"
-        governors: set[str | None] = set()
-        limits: list[float | None] = []
-        fastest: list[float | None] = []
-        for policy in base.glob("cpufreq/policy[0-9]*"):
-            governors.add(first_line(policy / "scaling_governor"))
-            limits.append(mhz(policy / "scaling_max_freq"))
-            fastest.append(mhz(policy / "cpuinfo_max_freq"))
-        boost, no_turbo = first_line(base / "cpufreq/boost"), first_line(base / "intel_pstate/no_turbo")
-        facts["cpu_frequency"] = {
-            "governors": sorted(filter(None, governors)),
-            "max_mhz": max(filter(None, fastest), default=None),
-            "limit_mhz": min(filter(None, limits), default=None),
-            "boost": boost == "1" if boost is not None else no_turbo == "0" if no_turbo is not None else None,
-        }
-    with guard.probe("host.numa_nodes"):
-        facts["numa_nodes"] = len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None
-    with guard.probe("host.numa_balancing"):
-        if (line := first_line(root / "proc/sys/kernel/numa_balancing")) is not None:
-            facts["numa_balancing"] = line != "0"
-    with guard.probe("host.transparent_huge_pages"):
-        folder = root / "sys/kernel/mm/transparent_hugepage"
-        if folder.is_dir():
-            pages: Facts = {}
-            for name in ("enabled", "defrag"):
-                chosen = re.search(r"\[([\w+-]+)\]", read_text(folder / name))  # of "always [madvise] never"
-                pages[name] = chosen[1] if chosen else None
-            facts["transparent_huge_pages"] = pages
-    with guard.probe("host.nics"):
-        facts["nics"] = nics(root)
-    with guard.probe("host.memory_total_bytes"):
-        facts["memory_total_bytes"] = psutil.virtual_memory().total
-    with guard.probe("host.swap_total_bytes"):
-        facts["swap_total_bytes"] = psutil.swap_memory().total
-    return facts
+    flags = (cpu.get("flags") or cpu.get("Features") or "").split()
+    probes: dict[str, Callable[[], object]] = {
+        "hostname": lambda: name,
+        "kernel": lambda: release,
+        "kernel_version": lambda: version,
+        "machine": lambda: machine,
+        "cpu_model": lambda: cpu.get("model name") or cpu.get("Model") or cpu.get("cpu") or cpu.get("uarch"),
+        "cpu_simd": lambda: list(filter(flags.__contains__, _SIMD)),
+        "cpu_count": os.cpu_count,
+        "kernel_command_line": lambda: redacted_command_line(first_line(root / "proc/cmdline") or "") or None,
+        "os_release": _os_release,
+        "libc": lambda: " ".join(platform.libc_ver()).strip() or None,
+        "cpu_cores": lambda: psutil.cpu_count(logical=False),
+        "cpu_frequency": lambda: _cpu_frequency(root / "sys/devices/system/cpu"),
+        "numa_nodes": lambda: len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
+        "numa_balancing": lambda: _is_on(root / "proc/sys/kernel/numa_balancing"),
+        "transparent_huge_pages": lambda: _huge_pages(root / "sys/kernel/mm/transparent_hugepage"),
+        "nics": lambda: nics(root),
+        "memory_total_bytes": lambda: psutil.virtual_memory().total,
+        "swap_total_bytes": lambda: psutil.swap_memory().total,
+    }
+    return guard.facts("host", probes)
+
+
+def _os_release() -> Facts | None:
+    try:
+        release = platform.freedesktop_os_release()
+    except FileNotFoundError:
+        return None
+    return {key.lower(): release[key] for key in ("ID", "VERSION_ID", "PRETTY_NAME") if key in release}
+
+
+def _cpu_frequency(base: Path) -> Facts:
+    policies = list(base.glob("cpufreq/policy[0-9]*"))
+    boost, no_turbo = _is_on(base / "cpufreq/boost"), _is_on(base / "intel_pstate/no_turbo")
+    return {
+        "governors": sorted(filter(None, {first_line(each / "scaling_governor") for each in policies})),
+        "max_mhz": max(filter(None, (mhz(each / "cpuinfo_max_freq") for each in policies)), default=None),
+        "limit_mhz": min(filter(None, (mhz(each / "scaling_max_freq") for each in policies)), default=None),
+        "boost": boost if boost is not None else None if no_turbo is None else not no_turbo,
+    }
+
+
+def _is_on(file: Path) -> bool | None:
+    line = first_line(file)
+    return None if line is None else line != "0"
+
+
+def _huge_pages(folder: Path) -> Facts | None:
+    # Of "always [madvise] never", the one that is chosen.
+    chosen = {name: re.search(r"\[([\w+-]+)\]", read_text(folder / name)) for name in ("enabled", "defrag")}
+    return {name: it[1] if it else None for name, it in chosen.items()} if folder.is_dir() else None
 
 
 def nics(root: Path = Path("/")) -> Facts:
@@ -160,23 +144,23 @@ def mhz(file: str | Path) -> float | None:
 
 def runtime_context(guard: Guard) -> Facts:
     """Facts about container, control group and environment; ``None`` for each that is not there."""
-    context: Facts = dict.fromkeys(("container", "cgroup", "venv", "conda"))
-    with guard.probe("runtime_context.container"):
-        context["container"] = container()
-    with guard.probe("runtime_context.cgroup"):
-        context["cgroup"] = cgroup_limits()
-    with guard.probe("runtime_context.venv"):
-        if sys.prefix != sys.base_prefix:  # not VIRTUAL_ENV, which may be another shell's
-            settings = keyed_lines(Path(sys.prefix, "pyvenv.cfg"), "=")
-            context["venv"] = {
-                "path": sys.prefix,
-                "base_prefix": sys.base_prefix,
-                "system_site_packages": settings.get("include-system-site-packages", "").lower() == "true",
-            }
-    with guard.probe("runtime_context.conda"):
-        if Path(sys.base_prefix, "conda-meta").is_dir():
-            context["conda"] = {"path": sys.base_prefix, "name": Path(sys.base_prefix).name}
-    return context
+    conda = {"path": sys.base_prefix, "name": Path(sys.base_prefix).name}
+    probes: dict[str, Callable[[], object]] = {
+        "container": container,
+        "cgroup": cgroup_limits,
+        "venv": lambda: venv(sys.prefix, sys.base_prefix),  # not VIRTUAL_ENV, which may be another shell's
+        "conda": lambda: conda if Path(sys.base_prefix, "conda-meta").is_dir() else None,
+    }
+    return guard.facts("runtime_context", probes)
+
+
+def venv(prefix: str, base_prefix: str) -> Facts | None:
+    """The virtual environment of an interpreter; ``None`` if it is in none."""
+    if prefix == base_prefix:
+        return None
+    settings = keyed_lines(Path(prefix, "pyvenv.cfg"), "=")
+    system = settings.get("include-system-site-packages", "").lower() == "true"
+    return {"path": prefix, "base_prefix": base_prefix, "system_site_packages": system}
 
 
 def container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Facts | None:
@@ -288,16 +272,13 @@ _COMPILERS = {"gcc": "", "g++": "", "clang": "", "hipcc": "HIP version", "nvcc":
 def accelerator(guard: Guard) -> Facts:
     """``nvidia``, ``amd``, ``cuda_toolkit`` and ``rocm``; ``None`` for each that this machine does not have."""
     rocm_home = os.environ.get("ROCM_PATH") or os.environ.get("ROCM_HOME") or "/opt/rocm"
-    facts: Facts = dict.fromkeys(("nvidia", "amd", "cuda_toolkit", "rocm"))
-    with guard.probe("accelerator.nvidia"):
-        facts["nvidia"] = nvidia(guard)
-    with guard.probe("accelerator.amd"):
-        facts["amd"] = amd(guard)
-    with guard.probe("accelerator.cuda_toolkit"):
-        facts["cuda_toolkit"] = cuda_toolkit_in_use()
-    with guard.probe("accelerator.rocm"):
-        facts["rocm"] = rocm(Path(rocm_home))
-    return facts
+    probes: dict[str, Callable[[], object]] = {
+        "nvidia": lambda: nvidia(guard),
+        "amd": lambda: amd(guard),
+        "cuda_toolkit": cuda_toolkit_in_use,
+        "rocm": lambda: rocm(Path(rocm_home)),
+    }
+    return guard.facts("accelerator", probes)
 
 
 def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:

@@ -6,8 +6,6 @@ variable has its name.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import mmap
 import os
 import re
@@ -19,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from pytest_aorta.common.cache import answers_folder, kept
 from pytest_aorta.probe.guard import Facts, printable, read_text
@@ -53,57 +50,11 @@ def _mapped() -> dict[str, bool]:
     return mapped
 
 
-class _Linked(ctypes.Structure):
-    """``struct dl_phdr_info``: ``adds`` and ``subs`` count what the dynamic linker has loaded and unloaded."""
-
-    _fields_ = (
-        ("address", ctypes.c_size_t),
-        ("name", ctypes.c_char_p),
-        ("headers", ctypes.c_void_p),
-        ("count", ctypes.c_ushort),
-        ("adds", ctypes.c_ulonglong),
-        ("subs", ctypes.c_ulonglong),
-    )
-
-
-_libc = ctypes.CDLL(None)
-_LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Linked), ctypes.c_size_t, ctypes.c_void_p)
-
-#: Folders of the libraries when the maps were last read, their state at that time, and the libraries.
-_noted: tuple[list[str], list[int], Facts] | None = None
-
-
-def _changes(folders: list[str]) -> list[int]:
-    """A list that differs once a library has been loaded, unloaded, or replaced on the disk."""
-    counts: list[int] = []
-    for folder in folders:
-        counts.append(os.stat(folder).st_mtime_ns)
-
-    def look(linked: Any, size: int, data: object) -> int:
-        counts.extend((linked.contents.adds, linked.contents.subs))
-        return 1  # of the first library, that is enough
-
-    _libc.dl_iterate_phdr(_LOOK(look), None)
-    return counts
-
-
 def libraries() -> Facts:
-    """The mapped libraries; forks of this process that load nothing need not read their maps again."""
-    global _noted
-    with contextlib.suppress(OSError):
-        if _noted is not None and _changes(_noted[0]) == _noted[1]:
-            return _noted[2]
+    """The mapped libraries: how many, the paths of those that matter, and of those replaced on the disk since."""
     mapped = _mapped()
-    facts: Facts = {"count": len(mapped), "relevant": [], "replaced": []}
-    for path, gone in mapped.items():
-        if is_relevant(path):
-            facts["relevant"].append(printable(path))
-        if gone:
-            facts["replaced"].append(printable(path))
-    with contextlib.suppress(OSError):
-        folders = sorted(set(map(os.path.dirname, mapped)))
-        _noted = folders, _changes(folders), facts
-    return facts
+    relevant = [printable(path) for path in mapped if is_relevant(path)]
+    return {"count": len(mapped), "relevant": relevant, "replaced": [printable(it) for it in mapped if mapped[it]]}
 
 
 def is_relevant(path: str) -> bool:

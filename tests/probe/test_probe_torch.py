@@ -189,7 +189,6 @@ def test_the_mapped_objects_of_a_double(tmp_path: Path, monkeypatch: pytest.Monk
     maps = tmp_path / "maps"
     maps.write_text("".join(f"7f0-7f1 r-xp 00000000 fe:00 42          {path}\n" for path in paths))
     monkeypatch.setattr(loaded, "_MAPS", str(maps))
-    monkeypatch.setattr(loaded, "_noted", None)
     assert loaded.libraries() == {
         "count": 4,
         "relevant": ["/opt/rocm/lib/librccl.so.1.0.70001", "/site/with space/libgomp-a34b3233.so.1.0.0"],
