@@ -10,8 +10,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_aorta.common.texts import parse_ranges
@@ -27,108 +27,15 @@ GPUS = "GPUs"
 _COMMIT = 12
 
 
-@dataclass(frozen=True)
-class Rule:
-    """How the leaves of a snapshot whose ``path`` matches (a regular expression) are called.
-
-    An empty ``name`` is not compared; ``nothing`` stands where there is none; ``implied_by`` is a fact that this one is
-    expected to change with, and takes groups of the expression, as ``name`` does.
-    """
-
-    path: str
-    name: str
-    nothing: str = "none"
-    implied_by: str = ""
+def _rules() -> Iterator[tuple[str, str, str, str]]:
+    for line in Path(__file__).with_name("facts.tsv").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            path, name, nothing, implied_by = f"{line}\t\t\t".split("\t")[:4]
+            yield path, name, nothing or "none", implied_by
 
 
-#: The most important ones first. Of several expressions that match a path, the first counts.
-RULES = (
-    # GPUs and what drives them; the first ones are made of the lists of devices.
-    Rule(r"accelerator\.gpus", GPUS, nothing="no GPU"),
-    Rule(r"accelerator\.gpu\.memory_total_bytes", "memory of a GPU", implied_by=GPUS),
-    Rule(r"accelerator\.gpu\.(?:gfx|compute_capability)", "architecture of the GPUs", implied_by=GPUS),
-    Rule(r"accelerator\.gpu\.(.+)", r"\1 of the GPUs", implied_by=GPUS),
-    Rule(r"accelerator\.nvidia\.driver_version", "NVIDIA driver"),
-    Rule(r"accelerator\.amd\.driver_version", "AMD driver"),
-    Rule(r"accelerator\.amd\.hidden_devices", "hidden AMD GPUs", nothing="0", implied_by=GPUS),
-    Rule(r"accelerator\.rocm\.version", "ROCm"),
-    Rule(r"accelerator\.cuda_toolkit\.version", "CUDA toolkit"),
-    Rule(r"accelerator\.(?:amd|nvidia)\.devices|accelerator\..*\.path", ""),
-    # torch, collectives, and the other libraries of GPUs
-    Rule(r"torch\.version", "torch"),
-    Rule(r"torch\.(path|imported|parallel_info|intraop_threads|interop_threads)", ""),
-    Rule(r"torch\.cuda", "CUDA of torch", implied_by="torch"),
-    Rule(r"torch\.hip", "HIP of torch", implied_by="torch"),
-    Rule(r"torch\.git_version", "commit of torch", implied_by="torch"),
-    Rule(r"torch\.nccl_version", "NCCL"),
-    Rule(r"torch\.rccl_version", "RCCL"),
-    Rule(r"torch\.cudnn_version", "cuDNN"),
-    Rule(r"torch\.miopen_version", "MIOpen"),
-    Rule(r"torch\.(.+)", r"torch \1"),
-    Rule(r"accelerator\.rocm\.components\.(.+)", r"\1 of ROCm", implied_by="ROCm"),
-    # packages, of which the digest is compared with the lists at hand
-    Rule(r"packages\.(?:versions\.torch|count|digest)", ""),
-    Rule(r"packages\.versions\.(.+)", r"\1", nothing="not installed"),
-    Rule(r"python\.(?:executable|prefix|base_prefix)", ""),
-    Rule(r"python\.version", "Python"),
-    Rule(r"python\.build", "build of Python", implied_by="Python"),
-    Rule(r"python\.(.+)", r"Python \1"),
-    # kernels: what a torch or a wheel brings along changes with it
-    Rule(r"end\.kernels\.databases\.(?:user's|JIT) .*", ""),  # programs add to them
-    Rule(r"end\.kernels\.databases\.(.+)\.content", r"\1"),
-    Rule(r"end\.kernels\.databases\.(.+)\.names", r"\1 (names and sizes)", implied_by=r"\1"),
-    Rule(r"end\.kernels\.databases\..*", ""),
-    Rule(r"end\.kernels\.builds\.(.+ of (?:torch|nvidia|_rocm_sdk\w*))", r"build of \1", implied_by="torch"),
-    Rule(r"end\.kernels\.builds\.(.+ of (.+))", r"build of \1", implied_by=r"\2"),
-    Rule(r"end\.kernels\.builds\.(lib(?:cu|nv|nccl).+)", r"build of \1", implied_by="CUDA toolkit"),
-    Rule(r"end\.kernels\.builds\.(.+)", r"build of \1", implied_by="ROCm"),
-    Rule(r"end\.libraries\.count", ""),
-    Rule(r"end\.libraries\.relevant", "loaded libraries"),
-    Rule(r"end\.libraries\.replaced", "libraries replaced since they were loaded"),
-    # variables, and the settings of torch that many of them decide
-    Rule(r"env_vars\.(.+)", r"\1", nothing="unset"),
-    Rule(r"end\.torch\.(?:threads|devices|process_group\.(?:rank|world_size)).*", ""),
-    Rule(r"end\.torch\.cpu_capability", "CPU kernels of torch"),
-    Rule(r"end\.torch\.(.+)", r"torch \1"),
-    # the machine
-    Rule(r"host\.kernel", "kernel"),
-    Rule(r"host\.kernel_version", "build of the kernel", implied_by="kernel"),
-    Rule(r"host\.os_release\.pretty_name", "operating system"),
-    Rule(r"host\.os_release\..*", ""),
-    Rule(r"host\.cpu_model", "CPU"),
-    Rule(r"host\.cpu_count", "logical CPUs"),
-    Rule(r"host\.cpu_frequency\.(\w+)_mhz", r"CPU clock \1", implied_by="CPU"),
-    Rule(r"host\.cpu_(?:frequency\.)?(\w+)", r"CPU \1"),
-    Rule(r"process\.cpu_affinity", "CPUs allowed"),
-    Rule(r"process\.torch_threads\.intraop", "torch threads"),
-    Rule(r"process\.torch_threads\.interop", "torch interop threads"),
-    Rule(r"process\.(nice|scheduler\.\w+|numa_\w+)", r"\1"),
-    Rule(r"process\.transparent_huge_pages", "transparent huge pages of the process"),
-    Rule(r"process\.huge_pages", "huge pages"),
-    Rule(r"process\.rlimits\.(\w+)\.soft", r"limit \1", nothing="unlimited"),
-    Rule(r"process\..*", ""),
-    Rule(r"host\.memory_total_bytes", "host memory"),
-    Rule(r"host\.nics\.(\w+)\.(\w+)", r"\2 of \1"),
-    Rule(r"host\.swap_total_bytes", "swap"),
-    # what is around it
-    Rule(r"runtime_context\.container\.kind", "container"),
-    Rule(r"runtime_context\.container\.image", "container image"),
-    Rule(r"runtime_context\.container\.image_id", "container image id", implied_by="container image"),
-    Rule(r"runtime_context\.cgroup\.memory_limit_bytes", "memory limit"),
-    Rule(r"runtime_context\.cgroup\.cpu_limit", "CPU limit"),
-    Rule(r"runtime_context\.conda\.name", "conda environment"),
-    Rule(r"runtime_context\.venv\.system_site_packages", "system packages in the venv"),
-    Rule(r"runtime_context\..*|compilers\..*\.path", ""),
-    Rule(r"compilers\.(.+)\.version", r"\1"),
-    Rule(r"git\.commit", "git commit"),
-    Rule(r"git\.branch", "git branch"),
-    Rule(r"git\.changed_files", "files changed since the git commit"),
-    Rule(r"git\..*", ""),
-    Rule(r"host\.hostname", "host"),
-    Rule(r"other_variables \w+\.(.+)", r"\1", nothing="unset"),
-    # Keys that have no better name, and those of later versions.
-    Rule(r"[^.]+\.(.+)", r"\1"),
-)
+#: Expression, name, what stands where there is none, and the fact that it changes with; see there.
+RULES = tuple(_rules())
 
 #: The section of builds and databases of kernels; what it does not have may be in others than it, unread, or unloaded.
 KERNELS = "end.kernels"
@@ -138,19 +45,8 @@ VERSIONS = frozenset(("accelerator", "torch", "packages"))
 
 #: Sections of a snapshot that are compared.
 SECTIONS = (
-    *(
-        "accelerator",
-        "torch",
-        "packages",
-        "python",
-        "env_vars",
-        "end.torch",
-        KERNELS,
-        "end.libraries",
-        "host",
-        "process",
-    ),
-    *("runtime_context", "compilers", "git", "other_variables"),
+    *("accelerator", "torch", "packages", "python", "env_vars", "end.torch", KERNELS, "end.libraries"),
+    *("host", "process", "runtime_context", "compilers", "git", "other_variables"),
 )
 
 
@@ -193,7 +89,7 @@ _OF_A_GPU = (
 
 
 class Fact(NamedTuple):
-    """What a fact is called, and the section it is in; sorted by importance. The rest as in its ``Rule``."""
+    """What a fact is called, and the section it is in; sorted by importance. The rest as in ``RULES``."""
 
     rank: int
     name: str
@@ -249,13 +145,12 @@ def facts_of_section(section: str, content: Mapping[str, Any]) -> dict[Fact, Val
 
 @lru_cache(maxsize=10_000)
 def _fact(section: str, path: str) -> Fact | None:
-    for rank, rule in enumerate(RULES):
-        match = re.fullmatch(rule.path, path, re.DOTALL)
-        if match is not None:
-            name = match.expand(rule.name)
+    for rank, (expression, name, nothing, implied_by) in enumerate(RULES):
+        if (match := re.fullmatch(expression, path, re.DOTALL)) is not None:
+            name = match.expand(name)
             if not _is_variable(section) and section != KERNELS and not path.startswith("packages."):
                 name = name.replace("_", " ").replace(".", " ")
-            return Fact(rank, name, section, rule.nothing, match.expand(rule.implied_by)) if name else None
+            return Fact(rank, name, section, nothing, match.expand(implied_by)) if name else None
     return None
 
 

@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -224,13 +223,11 @@ def image_digest(image: str, engine: str = "docker") -> str | None:
     """The id (``sha256:...``) of an image that is present on this host, or ``None``; of docker and podman only."""
     if engine not in ("docker", "podman"):
         return None
-    command = [engine, "image", "inspect", "--format", "{{.Id}}", image]
     try:
         # A trial never waits longer for a label.
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
+        output = ask([engine, "image", "inspect", "--format", "{{.Id}}", image], _TIMEOUT_SEC).strip()
+    except (OSError, ToolFailed):
         return None
-    output = answer.stdout.strip()
     return None if not output else output if ":" in output else f"sha256:{output}"
 
 
