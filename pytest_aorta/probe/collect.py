@@ -11,7 +11,6 @@ import re
 import resource
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.texts import format_ranges, utc_now
-from pytest_aorta.probe.guard import Facts, Guard, ask, describe, plain_data, printable, read_text
-from pytest_aorta.probe.host import accelerator, compilers, host, mhz, runtime_context, venv
+from pytest_aorta.probe.guard import Facts, Guard, ask, describe, plain_data, read_text
+from pytest_aorta.probe.host import accelerator, compilers, host, runtime_context, venv
 from pytest_aorta.probe.kernels import kernels
 from pytest_aorta.probe.loaded import ModuleCount, Watch, libraries, note_sources
 from pytest_aorta.probe.software import git_state, installed_distributions, packages, torch_build, torch_state
@@ -73,14 +72,12 @@ class StaticEnv:
         sections: fields of ``EnvSnapshot``, by name; a section that could not be had at all is missing.
         reasons: why some probes failed, one line each.
         installed: versions of all installed distributions.
-        clock: whether the processor's clock can be read in every trial.
         modules: the imported modules.
     """
 
     sections: Facts = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     installed: Mapping[str, str] = field(default_factory=dict)
-    clock: bool = False
     modules: ModuleCount | None = None
 
     def to_plain(self) -> dict[str, Any]:
@@ -120,11 +117,7 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     for name, probe in probes.items():
         with guard.probe(name):
             sections[name] = plain_data(probe())
-    clock, start = None, time.perf_counter()
-    with contextlib.suppress(OSError):
-        clock = mhz(_CLOCK.format(min(os.sched_getaffinity(0))))
-    is_cheap = clock is not None and time.perf_counter() - start < _CHEAP_SEC
-    return refreshed(StaticEnv(sections, tuple(guard.reasons), installed, is_cheap))
+    return refreshed(StaticEnv(sections, tuple(guard.reasons), installed))
 
 
 def interpreter() -> Facts:
@@ -197,7 +190,7 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
         with guard.probe("env_vars"):
             sections["env_vars"] = recorded_variables(os.environ, overlay)
         with guard.probe("process"):
-            sections["process"] = process(guard, static.clock)
+            sections["process"] = process(guard)
         with guard.probe("other_variables"):
             sections["other_variables"] = other_variables(os.environ, sections["env_vars"])
         reasons = [*static.reasons, *guard.reasons]
@@ -262,12 +255,6 @@ def surroundings(static: StaticEnv, variables: Mapping[str, str]) -> Facts:
 
 _PRESSURE = "/proc/pressure"
 
-#: The present clock of a processor.
-_CLOCK = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
-
-# Some kernels (before 5.18) sleep while they measure a clock; a trial does not wait for that.
-_CHEAP_SEC = 0.001
-
 _LIMITS = {
     "nofile": resource.RLIMIT_NOFILE,
     "core": resource.RLIMIT_CORE,
@@ -285,69 +272,70 @@ _POLICIES = {
     os.SCHED_RR: "rr",
 }
 
-#: Of a process, what may not be found out.
-_GUARDED = (
-    *("threads", "numa_nodes_allowed", "transparent_huge_pages", "huge_pages", "memory_available_bytes", "cwd"),
-    *("load_average", "numa_policy", "cpu_clock_mhz", "torch_threads"),
-)
-
 _STATUS = re.compile(r"^(Threads|Mems_allowed_list|THP_enabled):\s*(\S+)", re.MULTILINE)
 _MEMORY = re.compile(r"^(HugePages_Total|MemAvailable):\s*(\d+)", re.MULTILINE)
 
 
-def process(guard: Guard, clock: bool = False) -> Facts:
+def process(guard: Guard) -> Facts:
     """Facts about this process and the load of its host; memory in bytes, load as the 1, 5 and 15 minute averages.
 
     ``pressure`` is the share of the last ten seconds, in percent, in which tasks have waited for a CPU, or for memory
-    (Linux's pressure stall information, ``Documentation/accounting/psi.rst``). ``clock`` asks for the processor's
-    clock, too. Limits are in the kernel's units (bytes or a count); ``None`` is unlimited. ``numa_policy`` is where
-    this process gets its memory from, as numactl has set it: ``default``, ``bind:0``, ``interleave:0-1``, ...
+    (Linux's pressure stall information, ``Documentation/accounting/psi.rst``). Limits are in the kernel's units (bytes
+    or a count); ``None`` is unlimited. ``numa_policy`` is where this process gets its memory from, as numactl has set
+    it: ``default``, ``bind:0``, ``interleave:0-1``, ...
     """
-    cpus, policy = os.sched_getaffinity(0), os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
-    facts: Facts = {
-        "pid": os.getpid(),
-        "ppid": os.getppid(),
-        "uid": os.getuid(),
-        "cpu_affinity": format_ranges(cpus),
-        "nice": os.getpriority(os.PRIO_PROCESS, 0),
-        "scheduler": {"policy": _POLICIES.get(policy, str(policy)), "priority": os.sched_getparam(0).sched_priority},
-        "rlimits": {},
-        "pressure": {"cpu": None, "memory": None},
-        **dict.fromkeys(_GUARDED),
-    }
-    for name, which in _LIMITS.items():
-        soft, hard = resource.getrlimit(which)
-        facts["rlimits"][name] = {"soft": None if soft < 0 else soft, "hard": None if hard < 0 else hard}
+    status: dict[str, str] = {}
+    memory: dict[str, int] = {}
     with guard.probe("process.status"):
         status = dict(_STATUS.findall(read_text("/proc/self/status")))
-        facts["threads"] = int(status["Threads"]) if "Threads" in status else None
-        facts["numa_nodes_allowed"] = status.get("Mems_allowed_list")
-        facts["transparent_huge_pages"] = status["THP_enabled"] != "0" if "THP_enabled" in status else None
     with guard.probe("process.memory"):
-        memory = dict(_MEMORY.findall(read_text("/proc/meminfo")))
-        facts["huge_pages"] = int(memory["HugePages_Total"]) if "HugePages_Total" in memory else None
-        facts["memory_available_bytes"] = int(memory["MemAvailable"]) * 1024 if "MemAvailable" in memory else None
-    for name in facts["pressure"]:
-        with contextlib.suppress(OSError):  # as of a kernel that has the files and not the information
-            if waited := re.match(r"some avg10=([\d.]+)", read_text(f"{_PRESSURE}/{name}")):
-                facts["pressure"][name] = float(waited[1])
-    with guard.probe("process.cwd"):
-        facts["cwd"] = printable(os.getcwd())
-    with guard.probe("process.load_average"):
-        facts["load_average"] = list(os.getloadavg())
-    with guard.probe("process.numa_policy"), contextlib.suppress(FileNotFoundError):  # a kernel without NUMA
-        # The first mapping, the program, has no policy of its own. The kernel walks through the pages of every mapping
-        # that it gives a line for: no more than that line is read.
+        memory = {name: int(number) for name, number in _MEMORY.findall(read_text("/proc/meminfo"))}
+    torch: Any = sys.modules.get("torch")
+    policy = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
+    probes: dict[str, Callable[[], object]] = {
+        "pid": os.getpid,
+        "ppid": os.getppid,
+        "uid": os.getuid,
+        "cpu_affinity": lambda: format_ranges(os.sched_getaffinity(0)),
+        "nice": lambda: os.getpriority(os.PRIO_PROCESS, 0),
+        "scheduler": lambda: {
+            "policy": _POLICIES.get(policy, str(policy)),
+            "priority": os.sched_getparam(0).sched_priority,
+        },
+        "rlimits": lambda: {name: _limits(which) for name, which in _LIMITS.items()},
+        "pressure": lambda: {"cpu": _pressure("cpu"), "memory": _pressure("memory")},
+        "threads": lambda: int(status["Threads"]) if status else None,
+        "numa_nodes_allowed": lambda: status.get("Mems_allowed_list"),
+        "transparent_huge_pages": lambda: status["THP_enabled"] != "0" if "THP_enabled" in status else None,
+        "huge_pages": lambda: memory.get("HugePages_Total"),
+        "memory_available_bytes": lambda: memory["MemAvailable"] * 1024 if memory else None,
+        "cwd": os.getcwd,
+        "load_average": os.getloadavg,
+        "numa_policy": _numa_policy,
+        "torch_threads": lambda: (
+            {"intraop": torch.get_num_threads(), "interop": torch.get_num_interop_threads()} if torch else None
+        ),
+    }
+    return guard.facts("process", probes)
+
+
+def _limits(which: int) -> dict[str, int | None]:
+    return {name: None if it < 0 else it for name, it in zip(("soft", "hard"), resource.getrlimit(which), strict=True)}
+
+
+def _pressure(name: str) -> float | None:
+    with contextlib.suppress(OSError):  # as of a kernel that has the files and not the information
+        if waited := re.match(r"some avg10=([\d.]+)", read_text(f"{_PRESSURE}/{name}")):
+            return float(waited[1])
+    return None
+
+
+def _numa_policy() -> str | None:
+    # The first mapping, the program, has no policy of its own. The kernel walks through the pages of every mapping
+    # that it gives a line for: no more than that line is read.
+    try:
         with open("/proc/self/numa_maps", "rb", buffering=0) as file:
             columns = file.read(128).split(maxsplit=2)
-        facts["numa_policy"] = columns[1].decode() if len(columns) > 1 else None
-    if clock:
-        with guard.probe("process.cpu_clock_mhz"):
-            facts["cpu_clock_mhz"] = mhz(_CLOCK.format(min(cpus)))
-    if torch := sys.modules.get("torch"):
-        with guard.probe("process.torch_threads"):
-            facts["torch_threads"] = {
-                "intraop": torch.get_num_threads(),
-                "interop": torch.get_num_interop_threads(),
-            }
-    return facts
+    except FileNotFoundError:  # a kernel without NUMA
+        return None
+    return columns[1].decode() if len(columns) > 1 else None

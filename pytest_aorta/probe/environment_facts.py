@@ -71,7 +71,7 @@ def _show(path: str, value: Any) -> Value:
 #: Keys of a section that are other ones in every trial: without them, most trials have equal sections.
 _VOLATILE: Mapping[str, frozenset[str]] = {
     "env_vars": frozenset(("AORTA_TRIAL", "AORTA_TRIAL_DIR", "AORTA_TRIAL_INDEX", "AORTA_TRIAL_SEED", "TMPDIR")),
-    "process": frozenset(("pid", "ppid", "cwd", "memory_available_bytes", "load_average", "cpu_clock_mhz")),
+    "process": frozenset(("pid", "ppid", "cwd", "memory_available_bytes", "load_average")),
     "end.libraries": frozenset(("count",)),
 }
 
