@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,15 +28,13 @@ def amd_devices(root: Path = Path("/")) -> list[Path]:
     """
     folders = []
     for node in kfd_nodes(root):
-        try:
+        with suppress(OSError, ValueError):
             if int((node / "gpu_id").read_text(encoding="utf-8")) != 0:  # else a CPU
                 folders.append(root / "sys/bus/pci/devices" / kfd_address(kfd_properties(node)))
-        except (OSError, ValueError):
-            continue
-    if not folders:
-        cards = [card / "device" for card in root.glob("sys/class/drm/card*") if card.name[4:].isdecimal()]
-        folders = [card.resolve() for card in cards if read_text(card / "vendor").strip() == _AMD]
-    return folders if not folders or folders[0].parent.name == "devices" else sorted(folders)
+    if folders:
+        return folders
+    cards = [card / "device" for card in root.glob("sys/class/drm/card*") if card.name[4:].isdecimal()]
+    return sorted(card.resolve() for card in cards if read_text(card / "vendor").strip() == _AMD)
 
 
 def read_amd(root: Path = Path("/")) -> list[PartReading]:
