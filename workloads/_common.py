@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from contextlib import contextmanager
@@ -104,13 +105,18 @@ class SoakConfig(BaseModel, extra="forbid", frozen=True):
 
 
 class Soak(Workload):
-    """A workload whose deadline grows with its option ``duration``."""
+    """A workload on one device, whose deadline grows with its option ``duration``."""
 
     config: SoakConfig
+    timeout_sec: ClassVar[float] = 300.0
+    device: torch.device
 
     @classmethod
     def aorta_description(cls, config: SoakConfig) -> dict[str, Any]:
-        return {"timeout_sec": (cls.timeout_sec or 300.0) + config.duration}
+        return {"timeout_sec": cls.timeout_sec + config.duration}
+
+    def setup(self) -> None:
+        self.device = choose_device(self.config.device)
 
 
 class RankedSoakConfig(SoakConfig, frozen=True):
@@ -126,11 +132,10 @@ class RankedSoak(Soak):
     config: RankedSoakConfig
     launch_mode: ClassVar[LaunchMode] = "distributed"
     min_world_size: ClassVar[int] = 2
-    timeout_sec: ClassVar[float | None] = 300.0
     _asked = 0
 
     def setup(self) -> None:
-        self.device = choose_device(self.config.device)
+        super().setup()
         self.ranks = join_process_group(self.device, self.config.collective_timeout_sec)
 
     def cleanup(self) -> None:
@@ -146,6 +151,12 @@ class RankedSoak(Soak):
             if self._asked > 2:  # all have read it: they have come through a step since
                 self.ranks.store.delete_key(f"goes on/{self._asked - 2}")
         return self.ranks.store.get(f"goes on/{self._asked}") == b"1"
+
+    def result_of_all(self, run: StepLoop, **metrics: Any) -> WorkloadResult:
+        """The result with the failures of all ranks, and the group among the metrics."""
+        ranks = self.ranks
+        run.failures = ranks.share(max(len(run.step_times) - 1, 0), run.failures)
+        return run.result(world_size=ranks.world_size, backend=ranks.backend, **metrics)
 
 
 def free_memory(device: torch.device) -> int:
@@ -200,22 +211,33 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class Stopwatch:
-    """Adds up the time of the blocks it is put around, work queued on the device included."""
+class Cases(dict[tuple[Any, ...], dict[str, Any]]):
+    """What was found of each case, and which have no kernel, as torch says by an error that ``no_kernel`` matches."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.milliseconds = 0.0
+    def __init__(self, *names: str, no_kernel: str = "not implemented for") -> None:
+        super().__init__()
+        self._names, self._no_kernel = names, no_kernel
+        self.unsupported: dict[tuple[Any, ...], str] = {}
+
+    def where(self, case: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(self._names, case, strict=True))
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        synchronize(self.device)
-        started = time.perf_counter()
+    def attempt(self, case: tuple[Any, ...]) -> Iterator[None]:
+        """Note that there is no kernel; other errors are raised."""
         try:
             yield
-        finally:
-            synchronize(self.device)
-            self.milliseconds += (time.perf_counter() - started) * 1e3
+        except RuntimeError as error:
+            if not re.search(self._no_kernel, str(error)):
+                raise
+            self.unsupported[case] = str(error).partition("\n")[0]
+
+    def result(self, run: StepLoop, **metrics: Any) -> WorkloadResult:
+        """With ``cases`` and ``unsupported``; a run in which nothing could be checked fails."""
+        if not self and not run.failures.count:
+            run.failures.add(0, kind="nothing_checked")
+        missing = [{**self.where(case), "reason": reason} for case, reason in self.unsupported.items()]
+        return run.result(cases=[*self.values()], unsupported=missing, **metrics)
 
 
 @dataclass
@@ -243,7 +265,7 @@ class Failures:
 
 
 class StepLoop:
-    """The steps of a run of a workload: their times, and its failures."""
+    """The steps of a run of a workload: their times in milliseconds, and its failures."""
 
     def __init__(self, workload: Workload, device: torch.device) -> None:
         self.failures = Failures()
@@ -251,21 +273,34 @@ class StepLoop:
         self._workload, self._device = workload, device
         self._duration = getattr(workload.config, "duration", 0.0)
         self._started = time.perf_counter()
+        self._milliseconds = 0.0
 
-    def steps(self, agreed: Callable[[bool], bool] = bool) -> Iterator[tuple[int, Stopwatch]]:
-        """The number of each step, and the watch that takes its time; until the option ``duration`` has passed, too.
+    def steps(self, agreed: Callable[[bool], bool] = bool) -> Iterator[int]:
+        """The number of each step, at least until the option ``duration`` has passed.
 
         ``agreed``: whether all ranks go on, whose clocks differ, if this one would.
         """
         configured, until = self._workload.config.steps, self._started + self._duration
         while agreed((step := len(self.step_times)) < configured or time.perf_counter() < until):
-            watch = Stopwatch(self._device)
-            yield step, watch
-            self.step_times.append(watch.milliseconds)
+            self._milliseconds = 0.0
+            yield step
+            self.step_times.append(self._milliseconds)
             self._workload.progress(step + 1, None if self._duration else configured)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """The time of this block, work queued on the device included, is a part of the step's."""
+        synchronize(self._device)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            synchronize(self._device)
+            self._milliseconds += (time.perf_counter() - started) * 1e3
 
     def result(self, **metrics: Any) -> WorkloadResult:
         """It passes without a failure."""
+        metrics["device"] = str(self._device)
         if self._device.type == "cuda":
             metrics["device_name"] = torch.cuda.get_device_name(self._device)
         return WorkloadResult(

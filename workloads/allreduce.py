@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pytest_aorta.trials.workload import WorkloadResult
 
-from ._common import CommaSeparated, Failures, RankedSoak, RankedSoakConfig, Ranks, StepLoop, Stopwatch, dtype_of, gamma
+from ._common import CommaSeparated, RankedSoak, RankedSoakConfig, Ranks, StepLoop, dtype_of, gamma
 
 DtypeName = Literal["float32", "float64", "bfloat16", "float16", "int32", "int64", "int8", "uint8"]
 
@@ -57,41 +57,31 @@ class AllReduce(RankedSoak):
     config: AllReduce.Config
 
     def run(self) -> WorkloadResult:
-        config, ranks = self.config, self.ranks
+        config = self.config
         run = StepLoop(self, self.device)
         unsupported: dict[tuple[str, DtypeName], str] = {}
         checks = 0
         try:
-            for step, watch in run.steps(self.together):
+            for step in run.steps(self.together):
                 for size in config.sizes:
-                    checks += self._pass(step, size, watch, run.failures, unsupported)
-                checks += self._barrier(step, watch, run.failures)
+                    checks += self._pass(run, step, size, unsupported)
+                checks += self._barrier(run, step)
         except CollectiveError:
             pass  # noted; the ranks are out of step, so that all that follows would be meaningless
         else:
             if checks == len(run.step_times):  # the barriers alone
-                run.failures.add(checks - 1, kind="nothing_checked", rank=ranks.rank)
-        run.failures = ranks.share(max(len(run.step_times) - 1, 0), run.failures)
-        return run.result(
+                run.failures.add(checks - 1, kind="nothing_checked", rank=self.ranks.rank)
+        return self.result_of_all(
+            run,
             checks=checks,
             collectives=[*COLLECTIVES, "barrier"],
             unsupported=[
                 {"collective": name, "dtype": dtype, "reason": reason} for (name, dtype), reason in unsupported.items()
             ],
             unsupported_count=len(unsupported),
-            world_size=ranks.world_size,
-            backend=ranks.backend,
-            device=str(self.device),
         )
 
-    def _pass(
-        self,
-        step: int,
-        size: int,
-        watch: Stopwatch,
-        failures: Failures,
-        unsupported: dict[tuple[str, DtypeName], str],
-    ) -> int:
+    def _pass(self, run: StepLoop, step: int, size: int, unsupported: dict[tuple[str, DtypeName], str]) -> int:
         checks = 0
         for name, prepare in COLLECTIVES.items():
             # All types are prepared before the first call and checked after the last one: what a rank computes in
@@ -104,12 +94,12 @@ class AllReduce(RankedSoak):
             where = {"collective": name, "size": size, "rank": self.ranks.rank}
             for dtype_name, call in calls.items():
                 try:
-                    with watch.running():
+                    with run.timed():
                         call.start()
                 except Exception as error:  # of whatever type the backend raises
                     message = f"{type(error).__name__}: {error}"
                     if not UNSUPPORTED.search(message):
-                        failures.add(step, kind="error", error=message, dtype=dtype_name, **where)
+                        run.failures.add(step, kind="error", error=message, dtype=dtype_name, **where)
                         raise CollectiveError from error
                     unsupported[name, dtype_name] = message.partition("\n")[0]
             for dtype_name, call in calls.items():
@@ -118,23 +108,23 @@ class AllReduce(RankedSoak):
                     checks += 1
                     wrong = _compare(call, dtype_of(dtype_name))
                     if wrong is not None:
-                        failures.add(step, kind="wrong_result", dtype=dtype_name, **where, **wrong)
+                        run.failures.add(step, kind="wrong_result", dtype=dtype_name, **where, **wrong)
         return checks
 
-    def _barrier(self, step: int, watch: Stopwatch, failures: Failures) -> int:
+    def _barrier(self, run: StepLoop, step: int) -> int:
         """A barrier lets no rank through before all have come: each one counts itself in the store beforehand."""
         key = f"barrier/{step}"
         self.ranks.store.add(key, 1)
         where = {"collective": "barrier", "dtype": None, "size": 0, "rank": self.ranks.rank}
         try:
-            with watch.running():
+            with run.timed():
                 dist.barrier()
         except Exception as error:  # of whatever type the backend raises
-            failures.add(step, kind="error", error=f"{type(error).__name__}: {error}", **where)
+            run.failures.add(step, kind="error", error=f"{type(error).__name__}: {error}", **where)
             raise CollectiveError from error
         arrived = self.ranks.store.add(key, 0)
         if arrived != self.ranks.world_size:
-            failures.add(step, kind="wrong_result", **where, actual=arrived, expected=self.ranks.world_size)
+            run.failures.add(step, kind="wrong_result", **where, actual=arrived, expected=self.ranks.world_size)
         return 1
 
 
@@ -189,8 +179,10 @@ class CollectiveSetting:
         """The rank that sends, or receives, where one does; another one in the next pass, and for the next size."""
         return (self.size + self.step) % self.ranks.world_size
 
-    def values(self, rank: int, start: int, count: int) -> Tensor:
+    def values(self, rank: int, start: int, count: int, operation: str = "") -> Tensor:
         """Elements ``start .. start + count`` of a rank's input: int64 ``[count]``, 0 to `LARGEST`."""
+        if operation == "prod":
+            return _factors(self.step, rank, start, count, self.ranks.world_size)
         return _values(self.step, rank, start, count)
 
     def send(self, values: Tensor) -> Tensor:
@@ -265,16 +257,10 @@ def _factors(step: int, rank: int, start: int, count: int, world_size: int) -> T
     return (1 + two.long()) * (1 + 2 * three.long())
 
 
-def _input(setting: CollectiveSetting, operation: str, rank: int, start: int, count: int) -> Tensor:
-    if operation == "prod":
-        return _factors(setting.step, rank, start, count, setting.ranks.world_size)
-    return setting.values(rank, start, count)
-
-
 def _reduced(setting: CollectiveSetting, operation: str, start: int, count: int) -> tuple[Tensor, float]:
     """What all ranks' elements ``start .. start + count`` reduce to, and how exactly."""
     world_size = setting.ranks.world_size
-    inputs = [_input(setting, operation, rank, start, count) for rank in range(world_size)]
+    inputs = [setting.values(rank, start, count, operation) for rank in range(world_size)]
     if operation == "avg":
         return torch.stack(inputs).double().mean(0), average_tolerance(setting.dtype, world_size)
     if operation == "sum":
@@ -282,24 +268,21 @@ def _reduced(setting: CollectiveSetting, operation: str, start: int, count: int)
     return reduce({"min": torch.minimum, "max": torch.maximum, "prod": torch.mul}[operation], inputs), 0.0
 
 
-def _all_reduce(operation: str, setting: CollectiveSetting) -> CollectiveCall:
-    tensor = setting.send(_input(setting, operation, setting.ranks.rank, 0, setting.size))
-    expected, tolerance = _reduced(setting, operation, 0, setting.size)
-    return CollectiveCall(lambda: dist.all_reduce(tensor, OPERATIONS[operation]), [tensor], [expected], tolerance)
-
-
-def _reduce(operation: str, setting: CollectiveSetting) -> CollectiveCall:
-    tensor = setting.send(_input(setting, operation, setting.ranks.rank, 0, setting.size))
-    start = partial(dist.reduce, tensor, setting.root, OPERATIONS[operation])
-    if setting.ranks.rank != setting.root:
-        return CollectiveCall(start, [], [])  # what the others are left with is undefined
+def _reduce(operation: str, setting: CollectiveSetting, *, to_all: bool = False) -> CollectiveCall:
+    tensor = setting.send(setting.values(setting.ranks.rank, 0, setting.size, operation))
+    if to_all:
+        start = partial(dist.all_reduce, tensor, OPERATIONS[operation])
+    else:
+        start = partial(dist.reduce, tensor, setting.root, OPERATIONS[operation])
+        if setting.ranks.rank != setting.root:
+            return CollectiveCall(start, [], [])  # what the others are left with is undefined
     expected, tolerance = _reduced(setting, operation, 0, setting.size)
     return CollectiveCall(start, [tensor], [expected], tolerance)
 
 
 def _reduce_scatter(operation: str, setting: CollectiveSetting, *, into_tensor: bool = False) -> CollectiveCall:
     rank, size = setting.ranks.rank, setting.size
-    whole = setting.send(_input(setting, operation, rank, 0, setting.ranks.world_size * size))
+    whole = setting.send(setting.values(rank, 0, setting.ranks.world_size * size, operation))
     output = setting.receive(size)
     expected, tolerance = _reduced(setting, operation, rank * size, size)
     collective = _newest("reduce_scatter_single", "reduce_scatter_tensor") if into_tensor else dist.reduce_scatter
@@ -313,31 +296,19 @@ def _broadcast(setting: CollectiveSetting) -> CollectiveCall:
     return CollectiveCall(lambda: dist.broadcast(tensor, setting.root), [tensor], [of_root])
 
 
-def _inputs(setting: CollectiveSetting) -> tuple[list[Tensor], Tensor]:
+def _gather(kind: Literal["all", "into_tensor", "root"], setting: CollectiveSetting) -> CollectiveCall:
     of_ranks = [setting.values(rank, 0, setting.size) for rank in range(setting.ranks.world_size)]
-    return of_ranks, setting.send(of_ranks[setting.ranks.rank])
-
-
-def _all_gather(setting: CollectiveSetting) -> CollectiveCall:
-    of_ranks, mine = _inputs(setting)
-    outputs = [setting.receive(setting.size) for _ in of_ranks]
-    return CollectiveCall(lambda: dist.all_gather(outputs, mine), outputs, of_ranks)
-
-
-def _all_gather_into_tensor(setting: CollectiveSetting) -> CollectiveCall:
-    of_ranks, mine = _inputs(setting)
-    output = setting.receive(setting.ranks.world_size * setting.size)
-    return CollectiveCall(
-        partial(_newest("all_gather_single", "all_gather_into_tensor"), output, mine), [output], of_ranks
-    )
-
-
-def _gather(setting: CollectiveSetting) -> CollectiveCall:
-    of_ranks, mine = _inputs(setting)
-    if setting.ranks.rank != setting.root:
+    mine = setting.send(of_ranks[setting.ranks.rank])
+    if kind == "root" and setting.ranks.rank != setting.root:
         return CollectiveCall(lambda: dist.gather(mine, None, setting.root), [], [])
-    outputs = [setting.receive(setting.size) for _ in of_ranks]
-    return CollectiveCall(lambda: dist.gather(mine, outputs, setting.root), outputs, of_ranks)
+    output = setting.receive(len(of_ranks) * setting.size)
+    outputs = list(torch.split(output, setting.size))
+    starts: dict[str, Callable[[], object]] = {
+        "all": lambda: dist.all_gather(outputs, mine),
+        "into_tensor": lambda: _newest("all_gather_single", "all_gather_into_tensor")(output, mine),
+        "root": lambda: dist.gather(mine, outputs, setting.root),
+    }
+    return CollectiveCall(starts[kind], outputs, of_ranks)
 
 
 def _scatter(setting: CollectiveSetting) -> CollectiveCall:
@@ -351,29 +322,15 @@ def _scatter(setting: CollectiveSetting) -> CollectiveCall:
     return CollectiveCall(lambda: dist.scatter(output, inputs, setting.root), [output], [expected])
 
 
-def _all_to_all(setting: CollectiveSetting) -> CollectiveCall:
-    """Rank ``s`` sends the ``d``-th part of its input to rank ``d``."""
-    rank, size, world_size = setting.ranks.rank, setting.size, setting.ranks.world_size
-    inputs = list(torch.split(setting.send(setting.values(rank, 0, world_size * size)), size))
-    outputs = [setting.receive(size) for _ in range(world_size)]
-    expected = [setting.values(source, rank * size, size) for source in range(world_size)]
-    return CollectiveCall(lambda: dist.all_to_all(outputs, inputs), outputs, expected)
+def _all_to_all(kind: Literal["list", "single", "uneven"], setting: CollectiveSetting) -> CollectiveCall:
+    """Rank ``s`` sends the ``d``-th part of its input to rank ``d``.
 
-
-def _all_to_all_single(setting: CollectiveSetting) -> CollectiveCall:
-    rank, size, world_size = setting.ranks.rank, setting.size, setting.ranks.world_size
-    whole = setting.send(setting.values(rank, 0, world_size * size))
-    output = setting.receive(world_size * size)
-    expected = [setting.values(source, rank * size, size) for source in range(world_size)]
-    return CollectiveCall(lambda: dist.all_to_all_single(output, whole), [output], expected)
-
-
-def _all_to_all_uneven(setting: CollectiveSetting) -> CollectiveCall:
-    """``all_to_all_single`` with another number of elements for each pair of ranks, as in a mixture of experts."""
+    ``uneven``: another number of elements for each pair of ranks, as in a mixture of experts.
+    """
     rank, ranks = setting.ranks.rank, range(setting.ranks.world_size)
 
     def count(source: int, destination: int) -> int:
-        return setting.size + (source + 2 * destination) % 3
+        return setting.size + (source + 2 * destination) % 3 * (kind == "uneven")
 
     def first(source: int, destination: int) -> int:
         return sum(count(source, before) for before in range(destination))
@@ -383,7 +340,11 @@ def _all_to_all_uneven(setting: CollectiveSetting) -> CollectiveCall:
     whole = setting.send(setting.values(rank, 0, sum(sent)))
     output = setting.receive(sum(received))
     expected = [setting.values(source, first(source, rank), count(source, rank)) for source in ranks]
-    return CollectiveCall(lambda: dist.all_to_all_single(output, whole, received, sent), [output], expected)
+    if kind == "list":
+        inputs, outputs = list(torch.split(whole, sent)), list(torch.split(output, received))
+        return CollectiveCall(lambda: dist.all_to_all(outputs, inputs), outputs, expected)
+    sizes = (received, sent) if kind == "uneven" else ()
+    return CollectiveCall(lambda: dist.all_to_all_single(output, whole, *sizes), [output], expected)
 
 
 def _send_recv_ring(setting: CollectiveSetting) -> CollectiveCall:
@@ -408,22 +369,23 @@ def _newest(name: str, older_name: str) -> Callable[..., object]:
     return function
 
 
+_REDUCTIONS: dict[str, Callable[[str, CollectiveSetting], CollectiveCall]] = {
+    "all_reduce": partial(_reduce, to_all=True),
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_tensor": partial(_reduce_scatter, into_tensor=True),
+}
+
 COLLECTIVES: dict[str, Callable[[CollectiveSetting], CollectiveCall]] = {
-    **{f"all_reduce_{operation}": partial(_all_reduce, operation) for operation in OPERATIONS},
-    **{f"reduce_{operation}": partial(_reduce, operation) for operation in OPERATIONS},
-    **{f"reduce_scatter_{operation}": partial(_reduce_scatter, operation) for operation in OPERATIONS},
-    **{
-        f"reduce_scatter_tensor_{operation}": partial(_reduce_scatter, operation, into_tensor=True)
-        for operation in OPERATIONS
-    },
+    **{f"{name}_{each}": partial(prepare, each) for name, prepare in _REDUCTIONS.items() for each in OPERATIONS},
     "broadcast": _broadcast,
-    "all_gather": _all_gather,
-    "all_gather_into_tensor": _all_gather_into_tensor,
-    "gather": _gather,
+    "all_gather": partial(_gather, "all"),
+    "all_gather_into_tensor": partial(_gather, "into_tensor"),
+    "gather": partial(_gather, "root"),
     "scatter": _scatter,
-    "all_to_all": _all_to_all,
-    "all_to_all_single": _all_to_all_single,
-    "all_to_all_uneven": _all_to_all_uneven,
+    "all_to_all": partial(_all_to_all, "list"),
+    "all_to_all_single": partial(_all_to_all, "single"),
+    "all_to_all_uneven": partial(_all_to_all, "uneven"),
     "send_recv_ring": _send_recv_ring,
 }
 """By name: the function that prepares one call."""

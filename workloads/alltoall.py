@@ -46,14 +46,14 @@ class AllToAll(RankedSoak):
             dist.all_reduce(least, dist.ReduceOp.MIN)
             words = max(1, int(least))
         run = StepLoop(self, self.device)
-        for step, watch in run.steps(self.together):
+        for step in run.steps(self.together):
 
             def sent(source: int, destination: int, step: int = step) -> Tensor:
                 return pattern("noise", step, (source * world + destination) * words, words, self.device)
 
             outgoing = torch.cat([sent(rank, destination) for destination in range(world)])
             incoming = torch.zeros_like(outgoing)
-            with watch.running():
+            with run.timed():
                 exchange = dist.all_to_all_single(incoming, outgoing, async_op=True)
                 beside = self.products(left, right)
                 exchange.wait()
@@ -70,14 +70,8 @@ class AllToAll(RankedSoak):
             dist.all_reduce(difference)
             if int(difference) != 0 and rank == 0:
                 run.failures.add(step, kind="checksums_differ", rank=rank)
-        run.failures = self.ranks.share(max(len(run.step_times) - 1, 0), run.failures)
-        return run.result(
-            world_size=world,
-            backend=self.ranks.backend,
-            device=str(self.device),
-            words=words,
-            bytes_received=8 * words * world * len(run.step_times),
-        )
+        received = 8 * words * world * len(run.step_times)
+        return self.result_of_all(run, words=words, bytes_received=received)
 
     def products(self, left: Tensor, right: Tensor) -> list[Tensor]:
         """The product, computed on each stream, or by each thread, at a time."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from itertools import product
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, PositiveInt
@@ -17,14 +16,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pytest_aorta.trials.workload import WorkloadResult
 
 from ._common import (
+    Cases,
     CommaSeparated,
     Soak,
     SoakConfig,
     StepLoop,
-    Stopwatch,
     bits,
     checksum,
-    choose_device,
     dtype_of,
     gamma,
     same_bits,
@@ -38,7 +36,7 @@ BACKENDS = {
 }
 
 #: What torch says where a backend has no kernel for a case, or none that is deterministic.
-_NO_KERNEL = re.compile("No (viable backend|available kernel)|not implemented for|deterministic")
+_NO_KERNEL = "No (viable backend|available kernel)|not implemented for|deterministic"
 
 _RESULTS = ("output", "grad_query", "grad_key", "grad_value")
 
@@ -68,10 +66,9 @@ class Attention(Soak):
         seed: int = Field(default=0, description="seed of the inputs")
 
     config: Attention.Config
-    timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
-        self.device = choose_device(self.config.device)
+        super().setup()
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         if self.device.type == "cuda" and not self._deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, products are refused
@@ -82,62 +79,56 @@ class Attention(Soak):
         generator = torch.Generator().manual_seed(config.seed)
         shape = (4, config.batch, config.heads, config.length, config.width)
         inputs = torch.randn(shape, generator=generator)  # query, key, value, and the gradient of the output
-        wanted = list(product(config.backends, config.dtypes, (False, True)))
-        references: dict[tuple[str, bool], list[Tensor]] = {}
         first: dict[tuple[str, str, bool], list[Tensor]] = {}
-        cases: dict[tuple[str, str, bool], dict[str, Any]] = {}
-        unsupported: dict[tuple[str, str, bool], dict[str, Any]] = {}
-        for step, watch in run.steps():
-            for case in wanted:
+        cases = Cases("backend", "dtype", "causal", no_kernel=_NO_KERNEL)
+        for step in run.steps():
+            for case in product(config.backends, config.dtypes, (False, True)):
+                if case in cases.unsupported:
+                    continue
                 name, dtype, causal = case
-                where = {"backend": name, "dtype": dtype, "causal": causal}
-                if case in unsupported:
-                    continue
                 given = inputs.to(dtype_of(dtype))
-                try:
-                    results = self._attend(name, given.to(self.device), causal, watch)
-                except RuntimeError as error:
-                    if not _NO_KERNEL.search(str(error)):
-                        raise
-                    unsupported[case] = {**where, "reason": str(error).partition("\n")[0]}
+                with cases.attempt(case), run.timed():
+                    results = self._attend(name, given.to(self.device), causal)
+                if case in cases.unsupported:
                     continue
-                if (dtype, causal) not in references:
-                    references[dtype, causal] = _attention(given.double(), causal)
-                is_first = case not in first
-                if is_first:
+                if case not in first:
                     first[case] = results
-                    cases[case] = {**where, "max_rel_error": 0.0, "checksum": checksum(torch.stack(results))}
-                for number, (what, result) in enumerate(zip(_RESULTS, results, strict=True)):
-                    if not is_first:
-                        if not same_bits(result, first[case][number]):
-                            differing = int((bits(result) != bits(first[case][number])).sum())
-                            details = {"elements_differing": differing, "elements": result.numel()}
-                            run.failures.add(step, kind="differs_from_first", result=what, **where, **details)
-                        continue
-                    reference = references[dtype, causal][number]
-                    error_seen = float((result.cpu().double() - reference).abs().max() / reference.abs().max())
-                    cases[case]["max_rel_error"] = max(cases[case]["max_rel_error"], error_seen)
-                    tolerance = self._tolerance(result.dtype, backward=number > 0)
-                    if not error_seen <= tolerance:  # so written that NaN is wrong
-                        limits = {"rel_error": error_seen, "tolerance": tolerance}
-                        run.failures.add(step, kind="wrong_attention", result=what, **where, **limits)
-        if not cases:
-            run.failures.add(0, kind="nothing_checked")
-        missing = list(unsupported.values())
-        return run.result(device=str(self.device), cases=list(cases.values()), unsupported=missing)
+                    self._compare(run, step, results, _attention(given.double(), causal), cases, case)
+                    continue
+                for what, result, before in zip(_RESULTS, results, first[case], strict=True):
+                    if not same_bits(result, before):
+                        differing = int((bits(result) != bits(before)).sum())
+                        details = {"elements_differing": differing, "elements": result.numel()}
+                        run.failures.add(step, kind="differs_from_first", result=what, **cases.where(case), **details)
+        return cases.result(run)
 
     def cleanup(self) -> None:
         if torch.are_deterministic_algorithms_enabled() != self._deterministic:
             torch.use_deterministic_algorithms(self._deterministic)
 
-    def _tolerance(self, dtype: torch.dtype, *, backward: bool) -> float:
-        roundings = 16 if backward else 4
-        short = torch.finfo(torch.float32).eps
-        return roundings * torch.finfo(dtype).eps + gamma(self.config.length + self.config.width, short)
+    def _compare(
+        self,
+        run: StepLoop,
+        step: int,
+        results: list[Tensor],
+        references: list[Tensor],
+        cases: Cases,
+        case: tuple[str, str, bool],
+    ) -> None:
+        where, short = cases.where(case), torch.finfo(torch.float32).eps
+        cases[case] = {**where, "max_rel_error": 0.0, "checksum": checksum(torch.stack(results))}
+        for what, result, reference in zip(_RESULTS, results, references, strict=True):
+            error = float((result.cpu().double() - reference).abs().max() / reference.abs().max())
+            cases[case]["max_rel_error"] = max(cases[case]["max_rel_error"], error)
+            tolerance = (4 if what == "output" else 16) * torch.finfo(result.dtype).eps
+            tolerance += gamma(self.config.length + self.config.width, short)
+            if not error <= tolerance:  # so written that NaN is wrong
+                limits = {"rel_error": error, "tolerance": tolerance}
+                run.failures.add(step, kind="wrong_attention", result=what, **where, **limits)
 
-    def _attend(self, name: str, given: Tensor, causal: bool, watch: Stopwatch) -> list[Tensor]:
+    def _attend(self, name: str, given: Tensor, causal: bool) -> list[Tensor]:
         """Output and gradients."""
-        with warnings.catch_warnings(), sdpa_kernel(BACKENDS[name]), watch.running():
+        with warnings.catch_warnings(), sdpa_kernel(BACKENDS[name]):
             warnings.simplefilter("ignore")  # why a backend does not take a case
             return _attention(given, causal)
 

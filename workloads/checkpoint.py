@@ -8,7 +8,7 @@ import random
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field, PositiveInt
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pytest_aorta.trials.workload import WorkloadResult
 
-from ._common import Soak, SoakConfig, StepLoop, checksum, choose_device, pattern
+from ._common import Soak, SoakConfig, StepLoop, checksum, pattern
 
 #: Tensors of a checkpoint.
 _TENSORS = 4
@@ -39,12 +39,11 @@ class Checkpoint(Soak):
         folder: str = Field(default="", description="where checkpoints are written; the trial's TMPDIR if empty")
 
     config: Checkpoint.Config
-    timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
+        super().setup()
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # no pool of threads, so that a writer can be forked
-        self.device = choose_device(self.config.device)
         self._folder = tempfile.TemporaryDirectory(prefix="aorta-checkpoint-", dir=self.config.folder or None)
         self.file = Path(self._folder.name) / "checkpoint.pt"
 
@@ -52,10 +51,10 @@ class Checkpoint(Soak):
         run = StepLoop(self, self.device)
         killed = torn = loaded = 0
         confirmed, takes = -1, 0.1
-        for step, watch in run.steps():
+        for step in run.steps():
             state = {f"tensor_{number}": self._tensor(step, number) for number in range(_TENSORS)}
             state_with_sums = {"step": step, "checksums": {name: checksum(it) for name, it in state.items()}, **state}
-            with watch.running():
+            with run.timed():
                 writer = multiprocessing.get_context("fork").Process(target=self.save, args=(state_with_sums,))
                 started = time.perf_counter()
                 writer.start()
@@ -76,9 +75,7 @@ class Checkpoint(Soak):
                 continue
             loaded += 1
             confirmed = self._check(run, step, found, confirmed)
-        return run.result(
-            device=str(self.device), killed=killed, torn=torn, loaded=loaded, megabytes=self.config.megabytes
-        )
+        return run.result(killed=killed, torn=torn, loaded=loaded, megabytes=self.config.megabytes)
 
     def cleanup(self) -> None:
         torch.set_num_threads(self._threads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field, PositiveInt
@@ -10,16 +10,7 @@ from torch import Tensor
 
 from pytest_aorta.trials.workload import WorkloadResult
 
-from ._common import (
-    PATTERNS,
-    Soak,
-    SoakConfig,
-    StepLoop,
-    Stopwatch,
-    choose_device,
-    free_memory,
-    pattern,
-)
+from ._common import PATTERNS, Soak, SoakConfig, StepLoop, free_memory, pattern
 
 #: Words of 8 bytes that are made, copied to the host, or compared at a time.
 _PIECE = 2**22
@@ -41,11 +32,10 @@ class Copies(Soak):
         memory: float = Field(default=0.0, ge=0, le=0.9, description="share of the device's free memory for both")
 
     config: Copies.Config
-    timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
+        super().setup()
         config = self.config
-        self.device = choose_device(config.device)
         size = config.memory * free_memory(self.device) / 2 if config.memory else config.megabytes * 2**20
         self.words = max(_PIECE // 64, int(size) // 8)
         self.buffers = [torch.zeros(self.words, dtype=torch.int64, device=self.device) for _ in range(2)]
@@ -60,53 +50,52 @@ class Copies(Soak):
     def run(self) -> WorkloadResult:
         run, copied, held = StepLoop(self, self.device), 0, ("zeros", 0)
         one, other = self.buffers
-        for step, watch in run.steps():
+        for step in run.steps():
             for name in PATTERNS:
                 for start in range(0, self.words, _PIECE):
                     piece = one[start : start + _PIECE]
                     self._compare(run, step, piece, held, start, "kept")
                     now = pattern(name, step, start, piece.numel(), self.device)
-                    with watch.running():
+                    with run.timed():
                         piece.copy_(now)
                     copied += piece.nbytes
-                with watch.running():
+                with run.timed():
                     other.copy_(one)
                 copied += other.nbytes
                 held = (name, step)
                 for start in range(0, self.words, _PIECE):
                     piece = other[start : start + _PIECE]
                     self._compare(run, step, piece, held, start, "copied within the device")
-                copied += self._through_others(run, step, held, watch)
+                copied += self._through_others(run, step, held)
         seconds = sum(run.step_times) / 1e3
         return run.result(
-            device=str(self.device),
             words=self.words,
             peers=len(self.peers),
             bytes_copied=copied,
             gb_per_sec=copied / 1e9 / seconds if seconds else 0.0,
         )
 
-    def _through_others(self, run: StepLoop, step: int, held: tuple[str, int], watch: Stopwatch) -> int:
+    def _through_others(self, run: StepLoop, step: int, held: tuple[str, int]) -> int:
         """One piece, another one in each step, by way of the host and of each peer."""
         pieces = -(-self.words // _PIECE)
         start = step % pieces * _PIECE
         piece = self.buffers[1][start : start + _PIECE]
         host = self.host[: piece.numel()]
         host.copy_(pattern(*held, start, piece.numel()))
-        with watch.running():
+        with run.timed():
             piece.zero_()
             piece.copy_(host, non_blocking=True)
         self._compare(run, step, piece, held, start, "copied from the host")
         host.zero_()
-        with watch.running():
+        with run.timed():
             host.copy_(piece, non_blocking=True)
         self._compare(run, step, host, held, start, "copied to the host")
         for peer in self.peers:
-            with watch.running():
+            with run.timed():
                 there = piece.to(peer)
                 torch.cuda.synchronize(peer)
             self._compare(run, step, there, held, start, f"copied to {peer}")
-            with watch.running():
+            with run.timed():
                 piece.copy_(there)
             self._compare(run, step, piece, held, start, f"copied from {peer}")
         return piece.nbytes * (2 + 2 * len(self.peers))

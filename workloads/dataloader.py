@@ -8,7 +8,6 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from pytest_aorta.trials.workload import WorkloadResult
 
-from ._common import Soak, SoakConfig, StepLoop, choose_device, pattern
+from ._common import Soak, SoakConfig, StepLoop, pattern
 
 
 class DataLoading(Soak):
@@ -38,16 +37,12 @@ class DataLoading(Soak):
         patience: PositiveFloat = Field(default=30.0, description="seconds for a batch")
 
     config: DataLoading.Config
-    timeout_sec: ClassVar[float | None] = 300.0
-
-    def setup(self) -> None:
-        self.device = choose_device(self.config.device)
 
     def run(self) -> WorkloadResult:
         config, run, killed, noticed = self.config, StepLoop(self, self.device), 0, 0
-        for step, watch in run.steps():
+        for step in run.steps():
             seen: Counter[int] = Counter()
-            with watch.running():
+            with run.timed():
                 kill_after = random.randrange(config.samples // config.batch) if config.kill else None
                 while left := [index for index in range(config.samples) if not seen[index]]:
                     before = len(left)
@@ -64,7 +59,7 @@ class DataLoading(Soak):
                         break  # the next one would stop at the same place
             if wrong := {index: seen[index] for index in range(config.samples) if seen[index] != 1}:
                 run.failures.add(step, kind="not_once", samples=len(wrong), first=min(wrong))
-        return run.result(device=str(self.device), samples=config.samples, killed=killed, noticed=noticed)
+        return run.result(samples=config.samples, killed=killed, noticed=noticed)
 
     def _read(self, run: StepLoop, step: int, left: Sequence[int], seen: Counter[int], kill_after: int | None) -> int:
         """Read samples; kill a worker after so many batches, and return how many the loader has not noticed."""

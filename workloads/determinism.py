@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, PositiveInt
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from pytest_aorta.trials.workload import WorkloadResult
 
-from ._common import Failures, Soak, SoakConfig, StepLoop, bits, choose_device, same_bits
+from ._common import Failures, Soak, SoakConfig, StepLoop, bits, same_bits
 
 #: Standard deviations of a rounding error that no order of additions comes to.
 _FAR = 8
@@ -82,11 +82,10 @@ class Determinism(Soak):
         seed: int = Field(default=0, description="seed of the inputs")
 
     config: Determinism.Config
-    timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
+        super().setup()
         self._found = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
-        self.device = choose_device(self.config.device)
         if self.device.type != "cpu" and self.config.repeat < 2:
             raise ValueError(f"repeat={self.config.repeat} on {self.device} compares nothing; it takes 2 or more")
         if self.config.threads is not None:
@@ -101,10 +100,10 @@ class Determinism(Soak):
         corrupt, ordered = Failures(), Failures()
         findings: dict[str, _Finding] = {}
         compute: _Round | None = None
-        for step, watch in run.steps():
+        for step in run.steps():
             operations = self.operations(torch.Generator().manual_seed(config.seed + step))
             compute = compute or _Round(operations)
-            with watch.running():
+            with run.timed():
                 results: dict[str, list[Tensor]] = compute(operations, config.repeat)
             for name, (first, *others) in results.items():
                 finding = findings.setdefault(name, _Finding())
@@ -116,7 +115,6 @@ class Determinism(Soak):
         if config.order_of_sums == "fails":
             run.failures.extend(ordered)
         return run.result(
-            device=str(self.device),
             threads=threads,
             corruptions=corrupt.count,
             operations_differing=sum(not finding.bitwise_equal for finding in findings.values()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import math
 import sysconfig
@@ -21,7 +20,7 @@ from torch.nn import functional
 
 from pytest_aorta.trials.workload import WorkloadResult
 
-from ._common import Failures, RankedSoak, RankedSoakConfig, StepLoop
+from ._common import Failures, RankedSoak, RankedSoakConfig, StepLoop, checksum
 
 VOCABULARY = 256
 """The model reads and predicts bytes."""
@@ -42,7 +41,7 @@ class Fsdp(RankedSoak):
     and cover forward, backward and update; ``elapsed_sec`` the check of the weights as well.
 
     Metrics: ``losses`` (nats per byte, mean over all ranks, one per step), ``loss_first``, ``loss_last``,
-    ``grad_norm_max`` (2-norm before it is limited), ``weights_checksum`` (SHA-256), ``tokens_per_sec`` (bytes per
+    ``grad_norm_max`` (2-norm before it is limited), ``weights_checksum``, ``tokens_per_sec`` (bytes per
     second over all ranks), ``parameters``, ``world_size``, ``backend``, ``device``, ``corpus_sha256`` (it depends on
     the version of Python, and losses can be compared only where it is the same).
     """
@@ -93,9 +92,9 @@ class Fsdp(RankedSoak):
         grad_norms: list[float] = []
         generator = torch.Generator().manual_seed(config.seed)
         mine = slice(ranks.rank * config.batch_size, (ranks.rank + 1) * config.batch_size)
-        for step, watch in run.steps(self.together):
+        for step in run.steps(self.together):
             sequences = draw_batch(self.corpus, config, ranks.world_size, generator)[mine].to(self.device)
-            with watch.running():
+            with run.timed():
                 loss = self._loss(sequences)
                 torch.autograd.backward(loss)
                 grad_norm = self._update()
@@ -113,20 +112,17 @@ class Fsdp(RankedSoak):
             if not math.isfinite(grad_norm) and ranks.rank == 0:
                 failures.add(step, kind="non_finite_gradient", grad_norm=grad_norm)
         self._check_loss_falls(losses, failures)
-        checksum = self._check_weights_agree(len(losses) - 1, failures)
-        run.failures = ranks.share(len(losses) - 1, failures)
+        weights_checksum = self._check_weights_agree(len(losses) - 1, failures)
         tokens = len(losses) * ranks.world_size * config.batch_size * config.sequence_length
-        return run.result(
+        return self.result_of_all(
+            run,
             losses=losses,
             loss_first=losses[0],
             loss_last=losses[-1],
             grad_norm_max=float(torch.tensor(grad_norms).max()),  # NaN if one is, unlike max()
-            weights_checksum=checksum,
+            weights_checksum=weights_checksum,
             tokens_per_sec=tokens / (sum(run.step_times) / 1e3),
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-            world_size=ranks.world_size,
-            backend=ranks.backend,
-            device=str(self.device),
             corpus_sha256=hashlib.sha256(bytes(self.corpus.tolist())).hexdigest(),
         )
 
@@ -265,10 +261,5 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _digest(weights: dict[str, Tensor]) -> bytes:
-    digest = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        weight = weight.contiguous()
-        digest.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
-        # Not numpy(): torch runs without NumPy, and NumPy has no bfloat16.
-        digest.update((ctypes.c_char * weight.nbytes).from_address(weight.data_ptr()))
-    return digest.digest()
+    parts = [f"{name} {each.dtype} {list(each.shape)} {checksum(each)}" for name, each in sorted(weights.items())]
+    return hashlib.sha256("\n".join(parts).encode()).digest()

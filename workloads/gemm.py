@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BeforeValidator, Field, PositiveInt
@@ -13,14 +13,12 @@ from torch import Tensor
 from pytest_aorta.trials.workload import WorkloadResult
 
 from ._common import (
+    Cases,
     CommaSeparated,
-    Failures,
     Soak,
     SoakConfig,
     StepLoop,
-    Stopwatch,
     checksum,
-    choose_device,
     dtype_of,
     free_memory,
     gamma,
@@ -128,130 +126,105 @@ class Gemm(Soak):
         seed: int = Field(default=0, description="seed of the operands")
 
     config: Gemm.Config
-    timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
-        self.device = choose_device(self.config.device)
+        super().setup()
         warm = torch.ones(2, 2, device=self.device)
         self._product(warm, warm)
 
     def run(self) -> WorkloadResult:
-        config = self.config
-        run = StepLoop(self, self.device)
-        tally = _Tally(run.failures, {name: why for name in config.dtypes if (why := _lacking(name, self.device))})
+        config, run = self.config, StepLoop(self, self.device)
+        self._cases, self._operations = Cases("dtype"), 0
+        self._kept: list[_Product] = []
+        self._cases.unsupported = {(name,): why for name in config.dtypes if (why := _lacking(name, self.device))}
         # On the CPU whatever the device, so that every device gets the same operands.
         generator = torch.Generator().manual_seed(config.seed)
-        for step, watch in run.steps():
+        for step in run.steps():
             if step >= config.steps:
-                self._soak(step, watch, tally)
+                self._soak(run, step)
                 continue
             if step == 0 and config.memory:
-                self._large(watch, tally)
+                self._large(run)
             for number, shape in enumerate(config.sizes):
-                layout = LAYOUTS[(step + number) % len(LAYOUTS)]
                 for name in config.dtypes:
-                    if name not in tally.unsupported:
-                        self._case(step, shape, name, layout, generator, watch, tally)
-        if not tally.cases:
-            run.failures.add(config.steps - 1, kind="nothing_checked")
-        cases = list(tally.cases.values())
-        return run.result(
-            device=str(self.device),
-            cases=cases,
-            worst_bound_used=_largest([case["bound_used"] for case in cases]),
-            gflops=tally.operations / (sum(run.step_times) * 1e6) if cases else 0.0,
-            unsupported=[{"dtype": name, "reason": reason} for name, reason in tally.unsupported.items()],
+                    if (name,) not in self._cases.unsupported:
+                        self._small(run, step, shape, name, LAYOUTS[(step + number) % len(LAYOUTS)], generator)
+        return self._cases.result(
+            run,
+            worst_bound_used=_largest([case["bound_used"] for case in self._cases.values()]),
+            gflops=self._operations / (sum(run.step_times) * 1e6) if self._cases else 0.0,
         )
 
-    def _case(
-        self,
-        step: int,
-        shape: Shape,
-        name: DtypeName,
-        layout: str,
-        generator: torch.Generator,
-        watch: Stopwatch,
-        tally: _Tally,
+    def _small(
+        self, run: StepLoop, step: int, shape: Shape, name: DtypeName, layout: str, generator: torch.Generator
     ) -> None:
         if name == "float8":
             if len(shape) > 3 or any(length % 16 for length in shape):
                 return  # no kernel takes it
             layout = "nt"
         left, right = _operands(shape, _operand_type(name, self.device), generator)
-        stored_left = _stored(left.to(self.device), layout[0])
-        stored_right = _stored(right.to(self.device), layout[1])
-        try:
-            with watch.running():
-                products = [self._compute(name, stored_left, stored_right) for _ in range(self.config.repeat)]
-        except RuntimeError as error:
-            if "not implemented for" not in str(error):  # torch's message for a type without a kernel
-                raise
-            tally.unsupported[name] = str(error)
-            return
-        tally.operations += 2 * math.prod(shape) * self.config.repeat
-        case = tally.cases.setdefault((shape, name), _empty_case(shape, name))
-        exact = left.double() @ right.double()
-        bound = _bound(name, exact, left.double().abs() @ right.double().abs(), shape[-2])
-        where = {"shape": case["shape"], "dtype": name, "layout": layout}
-        good = None
-        for product in products:
-            wrong = _check(product.cpu().double(), exact, bound, case)
-            if wrong is not None:
-                tally.failures.add(step, kind="wrong_product", **where, **wrong)
-            elif good is None:
-                good = product
-            elif not same_bits(product, good):
-                tally.failures.add(step, kind="differs_from_first", **where, **_difference(product, good))
-        if step == 0 and good is not None:
-            kept = _Kept(where, name, stored_left, stored_right, good, checksum(good))
-            case["checksum"] = kept.checksum
-            tally.kept += [kept] if self.config.duration else []
+        stored = _stored(left.to(self.device), layout[0]), _stored(right.to(self.device), layout[1])
+        references = left.double() @ right.double(), left.double().abs() @ right.double().abs()
+        self._check(run, step, _Product(shape, name, layout, *stored), *references)
 
-    def _large(self, watch: Stopwatch, tally: _Tally) -> None:
+    def _large(self, run: StepLoop) -> None:
         """One square product of each type that fills a share of the memory, checked in 256 elements."""
-        names = [name for name in self.config.dtypes if name not in tally.unsupported and not name.startswith("int")]
+        known = self._cases.unsupported
+        names = [name for name in self.config.dtypes if (name,) not in known and not name.startswith("int")]
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
         share = self.config.memory * free_memory(self.device) / max(1, len(names))
         for name in names:
             dtype = _operand_type(name, self.device)
             size = max(16, int(math.sqrt(share / (3 * max(2, dtype.itemsize)))) // 16 * 16)
-            shape = (size, size, size)
             operands = [torch.empty(size, size, device=self.device, dtype=dtype) for _ in range(2)]
             for operand in operands:
                 for rows in torch.split(operand, 1024):  # in pieces: random numbers are float32 first
                     rows.copy_(torch.randn(rows.shape, generator=generator, device=self.device))
-            left, right = operands[0], operands[1].mT
-            with watch.running():
-                product = self._compute(name, left, right)
-            tally.operations += 2 * size**3
-            case = tally.cases.setdefault((shape, name), _empty_case(shape, name))
             some = torch.linspace(0, size - 1, 16).long()
             rows, rest = (torch.stack([each[index].double().cpu() for index in some.tolist()]) for each in operands)
-            columns, some = rest.mT, some.to(self.device)
-            bound = _bound(name, rows @ columns, rows.abs() @ columns.abs(), size)
-            wrong = _check(product[some][:, some].cpu().double(), rows @ columns, bound, case)
-            where = {"shape": case["shape"], "dtype": name, "layout": "nt"}
+            product = _Product((size, size, size), name, "nt", operands[0], operands[1].mT)
+            self._check(run, 0, product, rows @ rest.mT, rows.abs() @ rest.mT.abs(), some.to(self.device))
+
+    def _check(
+        self, run: StepLoop, step: int, product: _Product, exact: Tensor, magnitude: Tensor, some: Tensor | None = None
+    ) -> None:
+        """Compute it, and compare with ``A B`` and ``|A||B|`` in float64: all of it, or some rows and columns."""
+        with self._cases.attempt((product.name,)), run.timed():
+            results = [self._compute(product) for _ in range(self.config.repeat)]
+        if (product.name,) in self._cases.unsupported:
+            return
+        shape, where = product.shape, product.where
+        case = self._cases.setdefault((shape, product.name), _empty_case(shape, product.name))
+        bound = _bound(product.name, exact, magnitude, shape[-2])
+        for result in results:
+            read = result if some is None else result[some][:, some]
+            wrong = _compare(read.cpu().double(), exact, bound, case)
             if wrong is not None:
-                tally.failures.add(0, kind="wrong_product", **where, **wrong)
-            kept = _Kept(where, name, left, right, product, checksum(product))
-            case["checksum"] = kept.checksum
-            tally.kept += [kept] if self.config.duration else []
+                run.failures.add(step, kind="wrong_product", **where, **wrong)
+            elif product.first is None:
+                product.first = result
+            elif not same_bits(result, product.first):
+                run.failures.add(step, kind="differs_from_first", **where, **_difference(result, product.first))
+        if step == 0 and product.first is not None:
+            product.checksum = case["checksum"] = checksum(product.first)
+            self._kept += [product] if self.config.duration else []
 
-    def _soak(self, step: int, watch: Stopwatch, tally: _Tally) -> None:
-        for kept in tally.kept:
-            with watch.running():
-                products = [self._compute(kept.name, kept.left, kept.right) for _ in range(self.config.repeat)]
-            tally.operations += 2 * kept.left.numel() * kept.right.shape[-1] * len(products)
-            for product in products:
-                if checksum(product) != kept.checksum:
-                    difference = _difference(product, kept.product)
-                    tally.failures.add(step, kind="differs_from_first", **kept.where, **difference)
+    def _soak(self, run: StepLoop, step: int) -> None:
+        for product in self._kept:
+            with run.timed():
+                results = [self._compute(product) for _ in range(self.config.repeat)]
+            for result in results:
+                if checksum(result) != product.checksum:
+                    difference = _difference(result, product.first)
+                    run.failures.add(step, kind="differs_from_first", **product.where, **difference)
 
-    def _compute(self, name: DtypeName, left: Tensor, right: Tensor) -> Tensor:
-        if name == "float8":
+    def _compute(self, product: _Product) -> Tensor:
+        self._operations += 2 * math.prod(product.shape)
+        left, right = product.left, product.right
+        if product.name == "float8":
             one = torch.ones((), device=self.device)
             return torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16)
-        if name != "tf32":
+        if product.name != "tf32":
             return self._product(left, right)
         before = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = True
@@ -264,25 +237,25 @@ class Gemm(Soak):
         return torch.matmul(left, right)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """A product that is computed again as long as the run goes on."""
+@dataclass
+class _Product:
+    """A product, which may be computed again as long as the run goes on; ``first``: its first good result."""
 
-    where: dict[str, Any]
+    shape: Shape
     name: DtypeName
+    layout: str
     left: Tensor
     right: Tensor
-    product: Tensor
-    checksum: str
+    first: Any = None
+    checksum: str = ""
+
+    @property
+    def where(self) -> dict[str, Any]:
+        return {"shape": _text(self.shape), "dtype": self.name, "layout": self.layout}
 
 
-@dataclass
-class _Tally:
-    failures: Failures
-    unsupported: dict[DtypeName, str]
-    cases: dict[tuple[Shape, DtypeName], dict[str, Any]] = field(default_factory=dict)
-    kept: list[_Kept] = field(default_factory=list)
-    operations: int = 0
+def _text(shape: Shape) -> str:
+    return "x".join(map(str, shape))
 
 
 def _lacking(name: DtypeName, device: torch.device) -> str:
@@ -338,7 +311,7 @@ def _stored(matrix: Tensor, order: str) -> Tensor:
 def _empty_case(shape: Shape, name: DtypeName) -> dict[str, Any]:
     one = torch.ones((), dtype=torch.float64)
     return {
-        "shape": "x".join(str(length) for length in shape),
+        "shape": _text(shape),
         "dtype": name,
         "max_rel_error": 0.0,
         "rel_tolerance": float(_bound(name, one, one, shape[-2])),
@@ -346,7 +319,7 @@ def _empty_case(shape: Shape, name: DtypeName) -> dict[str, Any]:
     }
 
 
-def _check(product: Tensor, exact: Tensor, bound: Tensor, case: dict[str, Any]) -> dict[str, Any] | None:
+def _compare(product: Tensor, exact: Tensor, bound: Tensor, case: dict[str, Any]) -> dict[str, Any] | None:
     """Compare ``product`` with ``exact``, both float64; note the errors in ``case`` and describe a failure."""
     error = (product - exact).abs()
     # A bound of 0 is an integer's: 0 / 0 there is no error at all, while x / 0 and NaN stay what they are.

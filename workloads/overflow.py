@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from pytest_aorta.trials.workload import WorkloadResult
 
-from ._common import CommaSeparated, Soak, SoakConfig, StepLoop, checksum, choose_device, dtype_of
+from ._common import Cases, CommaSeparated, Soak, SoakConfig, StepLoop, checksum, dtype_of
 
 _KEYS = 512
 
@@ -31,40 +31,27 @@ class Overflow(Soak):
         )
 
     config: Overflow.Config
-    timeout_sec: ClassVar[float | None] = 300.0
-
-    def setup(self) -> None:
-        self.device = choose_device(self.config.device)
 
     def run(self) -> WorkloadResult:
-        run = StepLoop(self, self.device)
-        cases: dict[tuple[str, str], dict[str, Any]] = {}
-        unsupported: dict[tuple[str, str], str] = {}
-        for step, watch in run.steps():
+        run, cases = StepLoop(self, self.device), Cases("operation", "dtype")
+        for step in run.steps():
             for dtype in self.config.dtypes:
                 for name, (inputs, compute) in self.operations(dtype).items():
-                    where = {"operation": name, "dtype": dtype}
-                    try:
-                        with watch.running():
-                            result = compute(*(each.to(self.device) for each in inputs))
-                    except RuntimeError as error:
-                        if "not implemented for" not in str(error):
-                            raise
-                        unsupported[name, dtype] = str(error).partition("\n")[0]
+                    where = cases.where(case := (name, dtype))
+                    with cases.attempt(case), run.timed():
+                        result = compute(*(each.to(self.device) for each in inputs))
+                    if case in cases.unsupported:
                         continue
                     exact = compute(*(each.double() for each in inputs))
                     off = float((result.cpu().double() - exact).abs().max() / exact.abs().max().clamp_min(1e-300))
-                    case = {"rel_error": off, "checksum": checksum(result)}
+                    found = {**where, "rel_error": off, "checksum": checksum(result)}
                     if not bool(result.isfinite().all()):
                         run.failures.add(step, kind="overflow", **where, not_finite=int((~result.isfinite()).sum()))
                     elif not off <= 16 * torch.finfo(result.dtype).eps:
                         run.failures.add(step, kind="wrong_result", **where, rel_error=off)
-                    elif case["checksum"] != cases.setdefault((name, dtype), {**where, **case})["checksum"]:
+                    elif found["checksum"] != cases.setdefault(case, found)["checksum"]:
                         run.failures.add(step, kind="differs_from_first", **where)
-        if not cases and not run.failures.count:
-            run.failures.add(0, kind="nothing_checked")
-        missing = [{"operation": name, "dtype": dtype, "reason": why} for (name, dtype), why in unsupported.items()]
-        return run.result(device=str(self.device), cases=[*cases.values()], unsupported=missing)
+        return cases.result(run)
 
     def operations(self, dtype: str) -> dict[str, tuple[list[Tensor], Callable[..., Tensor]]]:
         """Inputs and computation of each; all inputs are exact in their type."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_aorta.runtime import SlotArgs, Tag, TaskArgs, Worker
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
-from ._common import Failures, StepLoop, Stopwatch
+from ._common import Failures, StepLoop
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime import CallableHandle, Orchestrator
@@ -164,8 +164,8 @@ class Pipeline(Workload):
         run = StepLoop(self, torch.device("cpu"))
         errors = torch.zeros(config.steps, dtype=torch.float64)
         generator = torch.Generator().manual_seed(config.seed)
-        for step, watch in run.steps():
-            self._compute(generator, watch)
+        for step in run.steps():
+            self._compute(generator, run)
             errors[step] = self._check(step, run.failures)
         return run.result(
             slots=config.slots,
@@ -174,14 +174,14 @@ class Pipeline(Workload):
             total=self._total.item(),
         )
 
-    def _compute(self, generator: torch.Generator, watch: Stopwatch) -> None:
+    def _compute(self, generator: torch.Generator, run: StepLoop) -> None:
         assert self.worker is not None
         for operand in (self._left, self._right):
             operand.copy_(torch.randint(1, LARGEST + 1, operand.shape, generator=generator))
         for output in (self._result, self._total):
             output.fill_(math.nan)
         args = SlotArgs((self._left, self._right, self._result, self._total))
-        with watch.running():
+        with run.timed():
             self.worker.run(multiply_blocks, args, self._plan)
 
     def _check(self, step: int, failures: Failures) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import ClassVar
 
 import torch
 from pydantic import Field, PositiveInt
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from pytest_aorta.trials.workload import WorkloadResult
 
-from ._common import Soak, SoakConfig, StepLoop, checksum, choose_device
+from ._common import Soak, SoakConfig, StepLoop, checksum
 from .fsdp import Fsdp, build_model, build_optimizer, draw_batch, next_byte_loss, read_corpus, update
 
 
@@ -31,11 +30,10 @@ class Replay(Soak):
         seed: int = Field(default=0, description="seed of the weights and of the choice of sequences")
 
     config: Replay.Config
-    timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
+        super().setup()
         config = self.config
-        self.device = choose_device(config.device)
         shape = config.model_dump(include={"batch_size", "dim", "layers", "seed"})
         self.training = Fsdp.Config(device=config.device, **shape)
         self.corpus = read_corpus(self.training.corpus_bytes)
@@ -46,12 +44,12 @@ class Replay(Soak):
         config, run, last = self.config, StepLoop(self, self.device), []
         generator = torch.Generator().manual_seed(config.seed)
         sums: list[str] = []
-        for step, watch in run.steps():
+        for step in run.steps():
             batches = [
                 draw_batch(self.corpus, self.training, 1, generator).to(self.device) for _ in range(config.length)
             ]
             before = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
-            with watch.running():
+            with run.timed():
                 losses, sums = self.train(batches)
                 self.model.load_state_dict(before[0])
                 self.optimizer.load_state_dict(before[1])
@@ -65,7 +63,7 @@ class Replay(Soak):
                 differing = [name for name, one, other in zip(names, sums, sums_again, strict=True) if one != other]
                 run.failures.add(step, kind="other_weights", parameters=len(differing), first_parameter=differing[0])
             last.append(losses[-1])
-        return run.result(device=str(self.device), losses=last, checksum="".join(sums)[:16])
+        return run.result(losses=last, checksum="".join(sums)[:16])
 
     def train(self, batches: list[Tensor]) -> tuple[list[float], list[str]]:
         """Losses of the steps, and checksums of the parameters behind them."""

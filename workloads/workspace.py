@@ -38,10 +38,8 @@ class Workspace(Determinism):
     def setup(self) -> None:
         super().setup()
         settings: Any = torch.utils.deterministic
-        self._fills, settings.fill_uninitialized_memory = (
-            settings.fill_uninitialized_memory,
-            False,
-        )  # which would hide what is looked for
+        self._fills = settings.fill_uninitialized_memory
+        settings.fill_uninitialized_memory = False  # it would hide what is looked for
 
     def cleanup(self) -> None:
         settings: Any = torch.utils.deterministic
@@ -50,13 +48,13 @@ class Workspace(Determinism):
 
     def run(self) -> WorkloadResult:
         run, compared, reordered = StepLoop(self, self.device), 0, 0
-        for step, watch in run.steps():
+        for step in run.steps():
             operations = self.operations(torch.Generator().manual_seed(self.config.seed + step))
             first: dict[str, Tensor] = {}
             for byte in _BYTES:
                 for name, operation in operations.items():
                     self.fill(byte)
-                    with watch.running():
+                    with run.timed():
                         result = operation.compute()
                     reference = first.setdefault(name, result)
                     compared += 1
@@ -71,7 +69,7 @@ class Workspace(Determinism):
                         run.failures.add(
                             step, kind=kind, operation=name, memory=f"{byte:#04x}", elements_differing=number
                         )
-        return run.result(device=str(self.device), operations=len(operations), repeats=compared, reordered=reordered)
+        return run.result(operations=len(operations), repeats=compared, reordered=reordered)
 
     def fill(self, byte: int) -> None:
         """Fill blocks of each size, and free them: the allocator hands them out again."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads._common import PATTERNS, StepLoop, Stopwatch, checksum, pattern
+from aorta_workloads._common import PATTERNS, StepLoop, checksum, pattern
 from aorta_workloads.allreduce import AllReduce
 from aorta_workloads.alltoall import AllToAll
 from aorta_workloads.attention import Attention
@@ -87,8 +87,8 @@ def test_checksum_sees_one_bit_the_order_and_the_length() -> None:
 class Forgets(Copies):
     """A cell of memory that loses a bit after it was written and read."""
 
-    def _through_others(self, run: StepLoop, step: int, held: tuple[str, int], watch: Stopwatch) -> int:
-        copied = super()._through_others(run, step, held, watch)
+    def _through_others(self, run: StepLoop, step: int, held: tuple[str, int]) -> int:
+        copied = super()._through_others(run, step, held)
         if held[0] == "ones" and step == 1:
             self.buffers[0][70_000] ^= 1 << 33
         return copied
@@ -111,8 +111,8 @@ class OneGradient(Attention):
 
     calls = 0
 
-    def _attend(self, name: str, given: Tensor, causal: bool, watch: Stopwatch) -> list[Tensor]:
-        results = super()._attend(name, given, causal, watch)
+    def _attend(self, name: str, given: Tensor, causal: bool) -> list[Tensor]:
+        results = super()._attend(name, given, causal)
         self.calls += 1
         if self.calls == 10:  # 8 cases, of which the CPU has kernels for 8: math and flash, two types, two masks
             results[2].view(torch.int32)[0, 0, 0, 0] ^= 1
@@ -130,8 +130,8 @@ def test_one_bit_of_a_gradient_is_found_and_backends_without_a_kernel_are_listed
 
 
 class WrongSoftmax(Attention):
-    def _attend(self, name: str, given: Tensor, causal: bool, watch: Stopwatch) -> list[Tensor]:
-        return super()._attend(name, given * 1.01, causal, watch)
+    def _attend(self, name: str, given: Tensor, causal: bool) -> list[Tensor]:
+        return super()._attend(name, given * 1.01, causal)
 
 
 def test_result_that_repeats_and_is_wrong_is_found() -> None:
