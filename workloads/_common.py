@@ -250,18 +250,14 @@ class Failures:
 
     def add(self, iteration: int, **detail: Any) -> None:
         """Count a failure of ``iteration`` (from 0) and keep its details, which must be plain JSON types."""
-        self._count(1, iteration)
-        if len(self.details) < MAX_DETAILS:
-            self.details.append({"iteration": iteration, **detail})
+        kept = [{"iteration": iteration, **detail}] if len(self.details) < MAX_DETAILS else []
+        self.extend(Failures(1, iteration, kept))
 
     def extend(self, other: Failures) -> None:
-        self._count(other.count, other.first_iteration)
+        first = [each for each in (self.first_iteration, other.first_iteration) if each is not None]
+        self.first_iteration = min(first, default=None)
+        self.count += other.count
         self.details.extend(other.details)
-
-    def _count(self, count: int, iteration: int | None) -> None:
-        self.count += count
-        if iteration is not None and (self.first_iteration is None or iteration < self.first_iteration):
-            self.first_iteration = iteration
 
 
 class StepLoop:

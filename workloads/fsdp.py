@@ -7,6 +7,7 @@ import math
 import sysconfig
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 import torch._dynamo  # fully_shard and the optimizer import it: half a second once here, or in every trial's setup()
@@ -173,39 +174,20 @@ class ByteTransformer(nn.Module):
         super().__init__()
         self.bytes = nn.Embedding(VOCABULARY, config.dim)
         self.positions = nn.Embedding(config.sequence_length, config.dim)
-        self.blocks = nn.ModuleList(_Block(config.dim, config.heads) for _ in range(config.layers))
+        kind: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        shape = config.dim, config.heads, 4 * config.dim
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(*shape, **kind) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.dim)
         self.head = nn.Linear(config.dim, VOCABULARY)
 
     def forward(self, sequences: Tensor) -> Tensor:
         hidden = self.bytes(sequences) + self.positions.weight
+        mask = nn.Transformer.generate_square_subsequent_mask(sequences.shape[1], device=sequences.device)
         for block in self.blocks:
-            hidden = block(hidden)
+            hidden = block(hidden, src_mask=mask, is_causal=True)
         # Flattened first: the head would return a view of three-dimensional logits, of which FSDP2 warns.
         logits: Tensor = self.head(self.norm(hidden).flatten(0, 1))
         return logits
-
-
-class _Block(nn.Module):
-    """Attention and a two-layer perceptron, ``[batch, length, dim]`` -> the same shape."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_attention = nn.LayerNorm(dim)
-        self.query_key_value = nn.Linear(dim, 3 * dim)
-        self.project = nn.Linear(dim, dim)
-        self.norm_mlp = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        projected = self.query_key_value(self.norm_attention(hidden))
-        # [batch, length, 3 * dim] -> three times [batch, heads, length, dim / heads]
-        query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        hidden = hidden + self.project(attended.transpose(1, 2).flatten(2))
-        mixed: Tensor = hidden + self.mlp(self.norm_mlp(hidden))
-        return mixed
 
 
 def read_corpus(limit: int) -> Tensor:

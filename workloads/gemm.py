@@ -282,12 +282,15 @@ def _operand_type(name: DtypeName, device: torch.device) -> torch.dtype:
 
 def _difference(product: Tensor, first: Tensor) -> dict[str, Any]:
     wrong = (product != first) & ~(product.isnan() & first.isnan())
-    place = int(wrong.flatten().int().argmax())
+    return _described(product, first, wrong, int(wrong.flatten().int().argmax()))
+
+
+def _described(product: Tensor, expected: Tensor, wrong: Tensor, place: int) -> dict[str, Any]:
     return {
         "wrong_elements": int(wrong.sum()),
-        "index": [int(i) for i in torch.unravel_index(torch.tensor(place), first.shape)],
+        "index": [int(i) for i in torch.unravel_index(torch.tensor(place), expected.shape)],
         "actual": float(product.flatten()[place]),
-        "expected": float(first.flatten()[place]),
+        "expected": float(expected.flatten()[place]),
     }
 
 
@@ -330,14 +333,8 @@ def _compare(product: Tensor, exact: Tensor, bound: Tensor, case: dict[str, Any]
     if bool(within.all()):
         return None
     worst = int(torch.where(within, -1.0, torch.nan_to_num(used, nan=torch.inf)).argmax())
-    return {
-        "wrong_elements": int((~within).sum()),
-        "index": [int(i) for i in torch.unravel_index(torch.tensor(worst), exact.shape)],
-        "actual": float(product.flatten()[worst]),
-        "expected": float(exact.flatten()[worst]),
-        "abs_error": float(error.flatten()[worst]),
-        "tolerance": float(bound.flatten()[worst]),
-    }
+    limits = {"abs_error": float(error.flatten()[worst]), "tolerance": float(bound.flatten()[worst])}
+    return {**_described(product, exact, ~within, worst), **limits}
 
 
 def _largest(values: list[float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -68,30 +69,19 @@ def multiply_blocks(orch: Orchestrator, args: SlotArgs, plan: BlockPlan) -> None
         task = TaskArgs().add(left[i, k], Tag.INPUT).add(right[k, j], Tag.INPUT)
         task.add(result[i, j], Tag.INOUT if number else Tag.OUTPUT).add_scalar(number > 0)
         orch.submit_sub(plan.multiply, task)
+    add_parts(orch, [result[i, j] for i, j in product(blocks, repeat=2)], total, plan)
+
+
+def add_parts(orch: Orchestrator, parts: Sequence[Tensor], total: Tensor, plan: BlockPlan) -> None:
+    """The sum of each part, and then the sums of pairs of these, until there is one."""
     with orch.scope():
-        sums = allocate(orch, len(blocks) ** 2)
-        for number, (i, j) in enumerate(product(blocks, repeat=2)):
-            task = TaskArgs().add(result[i, j], Tag.INPUT).add(sums[number : number + 1], Tag.OUTPUT)
-            orch.submit_sub(plan.add_up, task)
-        reduce_pairs(orch, sums, total, plan)
-
-
-def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: BlockPlan) -> None:
-    if len(values) <= 2:
-        orch.submit_sub(plan.add_up, TaskArgs().add(values, Tag.INPUT).add(total, Tag.OUTPUT))
-        return
-    with orch.scope():
-        sums = allocate(orch, math.ceil(len(values) / 2))
-        for number in range(len(sums)):
-            pair = values[2 * number : 2 * number + 2]
-            task = TaskArgs().add(pair, Tag.INPUT).add(sums[number : number + 1], Tag.OUTPUT)
-            orch.submit_sub(plan.add_up, task)
-        reduce_pairs(orch, sums, total, plan)
-
-
-def allocate(orch: Orchestrator, count: int) -> Tensor:
-    """Memory for sums, filled with NaN: it may hold the sums of an earlier graph."""
-    return orch.alloc((count,), torch.float64).fill_(math.nan)
+        sums = total
+        if len(parts) > 1:  # filled with NaN: the memory may hold the sums of an earlier graph
+            sums = orch.alloc((len(parts),), torch.float64).fill_(math.nan)
+        for part, its_sum in zip(parts, torch.split(sums, 1), strict=True):
+            orch.submit_sub(plan.add_up, TaskArgs().add(part, Tag.INPUT).add(its_sum, Tag.OUTPUT))
+        if len(parts) > 1:
+            add_parts(orch, torch.split(sums, 2), total, plan)
 
 
 def shared(*shape: int) -> Tensor:
@@ -106,11 +96,11 @@ def spans(length: int, block: int) -> list[slice]:
 
 def count_tasks(size: int, block: int) -> int:
     blocks = len(spans(size, block))
-    return blocks**2 * (blocks + 1) + _count_pairs(blocks**2)
+    return blocks**3 + _count_sums(blocks**2)
 
 
-def _count_pairs(values: int) -> int:
-    return 1 if values <= 2 else math.ceil(values / 2) + _count_pairs(math.ceil(values / 2))
+def _count_sums(parts: int) -> int:
+    return 1 if parts == 1 else parts + _count_sums(math.ceil(parts / 2))
 
 
 class Pipeline(Workload):
