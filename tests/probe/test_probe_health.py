@@ -14,7 +14,8 @@ import pytest
 from support.processes import wait_until_gone
 
 from pytest_aorta.probe.health import reading as health_reading
-from pytest_aorta.probe.health.devices import NvidiaReader
+from pytest_aorta.probe.health.devices import NvidiaReader, read_amd
+from pytest_aorta.probe.health.host import KernelLog, read_host
 from pytest_aorta.probe.health.model import MOST_BYTES, HealthReading, PartReading, difference
 from pytest_aorta.probe.health.reading import combined, read_health
 
@@ -29,6 +30,24 @@ def put(root: Path, **files: object) -> None:
 def tree(root: Path, files: dict[str, object]) -> Path:
     put(root, **files)
     return root
+
+
+def read_tree(root: Path, nvml: Any = None) -> HealthReading:
+    """The health that a recorded tree shows, and a double of NVML."""
+
+    class Reader:
+        def __init__(self, vendor: str) -> None:
+            self.vendor = vendor
+
+        def ask(self) -> None: ...
+
+        def answer(self, patience: float) -> Any:
+            return (read_amd(root), []) if self.vendor == "AMD" else NvidiaReader(nvml).read()
+
+    readers: Any = [Reader(vendor) for vendor in ["AMD", *["NVIDIA"] * (nvml is not None)]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health_reading, "read_host", lambda: read_host(root))
+        return health_reading.read_all(KernelLog(root), readers)
 
 
 def amd_gpu(number: int, uncorrected: int = 0, heat_ticks: int = 0) -> dict[str, object]:
@@ -65,7 +84,7 @@ HOST: dict[str, object] = {
 
 
 def test_the_files_of_a_host_are_counters_and_gauges(tmp_path: Path) -> None:
-    before = read_health(tree(tmp_path, HOST))
+    before = read_tree(tree(tmp_path, HOST))
     assert before.host.counters == {
         "edac_corrected": 3,
         "edac_uncorrected": 0,
@@ -79,7 +98,7 @@ def test_the_files_of_a_host_are_counters_and_gauges(tmp_path: Path) -> None:
     }
     assert before.host.gauges == {"cpu_least_mhz": 2400.0, "cpu_most_mhz": 2400.0}
     changed = {"sys/devices/system/edac/mc/mc0/ue_count": 1, "sys/class/net/eth0/statistics/rx_dropped": 4}
-    after = read_health(tree(tmp_path, {**HOST, **changed}))
+    after = read_tree(tree(tmp_path, {**HOST, **changed}))
     host = difference(before, after).host
     assert host is not None
     assert host.counters == {"edac_uncorrected": 1}  # what has not grown is left out
@@ -87,7 +106,7 @@ def test_the_files_of_a_host_are_counters_and_gauges(tmp_path: Path) -> None:
 
 
 def test_an_amd_gpu_is_read_from_the_files_of_its_driver(tmp_path: Path) -> None:
-    before = read_health(tree(tmp_path, {**amd_gpu(0), **amd_gpu(1)}))
+    before = read_tree(tree(tmp_path, {**amd_gpu(0), **amd_gpu(1)}))
     assert [device.name for device in before.devices] == ["GPU 0", "GPU 1"]
     assert before.devices[1].facts == {"vendor": "AMD", "pci": "0000:06:00"}
     assert before.devices[0].gauges == {
@@ -97,7 +116,7 @@ def test_an_amd_gpu_is_read_from_the_files_of_its_driver(tmp_path: Path) -> None
         "sm_mhz": 2100.0,
         "utilisation_percent": 98.0,
     }
-    after = read_health(tree(tmp_path, amd_gpu(1, uncorrected=2, heat_ticks=50)))
+    after = read_tree(tree(tmp_path, amd_gpu(1, uncorrected=2, heat_ticks=50)))
     changes = difference(before, after).devices
     assert changes["GPU 1"].counters == {"ras umc uncorrected": 2}
     assert changes["GPU 1"].throttled == {"heat": 0.5}
@@ -118,7 +137,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytest.Monkey
         return opened(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", no_permission)
-    reading = read_health(tmp_path)
+    reading = read_tree(tmp_path)
     assert reading.host.unreadable["kernel log"] == "Permission denied"
     assert reading.host.unreadable["EDAC"] == "none"
     assert reading.devices[0].unreadable["RAS"] == "none"
@@ -201,13 +220,13 @@ class Nvml:
 
 def test_an_nvidia_gpu_is_read_through_nvml(tmp_path: Path) -> None:
     nvml = Nvml()
-    before = read_health(tmp_path, nvml)
+    before = read_tree(tmp_path, nvml)
     [device] = before.devices
     assert device.facts == {"vendor": "NVIDIA", "model": "H200", "pci": "0000:3b:00", "ecc": "on"}
     assert device.gauges["power_w"] == 690.5
     assert device.throttled == ["power cap"]
     nvml.fields[4], nvml.xids = 1, [(0, 94)]
-    change = difference(before, read_health(tmp_path, nvml)).devices["GPU 0"]
+    change = difference(before, read_tree(tmp_path, nvml)).devices["GPU 0"]
     assert change.counters == {"ecc_uncorrected": 1}
     assert [(event.kind, event.code) for event in change.events] == [("Xid", 94)]
 
@@ -230,13 +249,13 @@ def test_an_xid_that_nvml_and_the_kernel_log_tell_is_one_event(tmp_path: Path) -
     nvml = Nvml()
     nvml.xids = [(0, 79)]
     line = "4,1,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', GPU has fallen off the bus."
-    reading = read_health(tree(tmp_path, {"dev/kmsg": line}), nvml)
+    reading = read_tree(tree(tmp_path, {"dev/kmsg": line}), nvml)
     [event] = reading.events
     assert (event.code, event.text) == (79, "pid='<unknown>', GPU has fallen off the bus.")
 
 
 def test_two_vendors_in_one_host_are_told_apart(tmp_path: Path) -> None:
-    reading = read_health(tree(tmp_path, amd_gpu(0)), Nvml())
+    reading = read_tree(tree(tmp_path, amd_gpu(0)), Nvml())
     assert [device.name for device in reading.devices] == ["AMD GPU 0", "NVIDIA GPU 0"]
 
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.probe.health.devices import NvidiaReader, Nvml, amd_devices, read_amd
+from pytest_aorta.probe.health.devices import NvidiaReader, amd_devices, read_amd
 from pytest_aorta.probe.health.host import KernelLog, read_host, reason_of
 from pytest_aorta.probe.health.model import HealthEvent, HealthReading, PartReading
 
@@ -25,7 +25,7 @@ PATIENCE = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
-def read_health(root: Path = Path("/"), nvml: Nvml | None = None, patience: float = PATIENCE) -> HealthReading:
+def read_health(patience: float = PATIENCE) -> HealthReading:
     """The health of this host and of all its GPUs, now. Never raises, and creates no context on a GPU.
 
     Returns:
@@ -35,35 +35,29 @@ def read_health(root: Path = Path("/"), nvml: Nvml | None = None, patience: floa
         has started. ``difference(before, after)`` says what has changed between two readings.
 
     Args:
-        root: another root of the file system, such as a recorded tree; then no process is started.
-        nvml: what stands in for the module ``pynvml``; then no process is started.
         patience: seconds that each driver has for its answer. One that has none is killed, and is ``unreadable``.
     """
-    log = KernelLog(root)
-    events = log.read()
-    host = with_log(read_host(root), log)
-    log.close()
-    found: dict[str, list[PartReading]] = {}
-    if root != Path("/") or nvml is not None:
-        found["AMD"] = read_amd(root)
-        if nvml is not None:
-            found["NVIDIA"], more = _nvidia(nvml)
-            events += more
-    else:
-        children = [DeviceReader(vendor) for vendor in vendors()]
-        for child in children:
-            child.ask()
-        until = time.monotonic() + patience
-        for child in children:
-            found[child.vendor], more = child.answer(max(0.0, until - time.monotonic()))
-            events += more
-            child.close()
+    log, readers = KernelLog(), [DeviceReader(vendor) for vendor in vendors()]
+    try:
+        return read_all(log, readers, patience)
+    finally:
+        log.close()
+        for reader in readers:
+            reader.close()
+
+
+def read_all(log: KernelLog, readers: Sequence[DeviceReader], patience: float = PATIENCE) -> HealthReading:
+    """One reading of the host, its kernel log, and the devices of all readers, which have ``patience`` together."""
+    until = time.monotonic() + patience
+    for reader in readers:
+        reader.ask()
+    host, events, found = read_host(), log.read(), dict[str, list[PartReading]]()
+    if log.problem:
+        host.unreadable["kernel log"] = log.problem
+    for reader in readers:
+        found[reader.vendor], more = reader.answer(max(0.0, until - time.monotonic()))
+        events += more
     return combined(host, found, events)
-
-
-def with_log(host: PartReading, log: KernelLog) -> PartReading:
-    unreadable = {"kernel log": log.problem} if log.problem else {}
-    return host.model_copy(update={"unreadable": {**host.unreadable, **unreadable}})
 
 
 def vendors(root: Path = Path("/")) -> list[str]:
@@ -89,13 +83,6 @@ def combined(
             kept.append(event)
     kept.sort(key=lambda each: each.at)
     return HealthReading(at=round(time.time(), 3), host=host, devices=devices, events=kept)
-
-
-def _nvidia(nvml: Nvml) -> tuple[list[PartReading], list[HealthEvent]]:
-    try:
-        return NvidiaReader(nvml).read()
-    except nvml.NVMLError as error:
-        return [_unknown("NVIDIA", reason_of(error))], []
 
 
 def _unknown(vendor: str, reason: str) -> PartReading:

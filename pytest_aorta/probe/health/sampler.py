@@ -22,9 +22,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_aorta.probe.health.host import KernelLog, read_host
-from pytest_aorta.probe.health.model import Change, HealthChange, HealthEvent, HealthReading, PartReading
-from pytest_aorta.probe.health.reading import PATIENCE, DeviceReader, combined, start_process, vendors, with_log
+from pytest_aorta.probe.health.host import KernelLog
+from pytest_aorta.probe.health.model import Change, HealthChange, HealthReading
+from pytest_aorta.probe.health.reading import PATIENCE, DeviceReader, read_all, start_process, vendors
 
 #: Seconds from one reading to the next, and least seconds, for a trial that has failed.
 _PERIOD, _SOONEST = 1.0, 0.1
@@ -192,15 +192,7 @@ class _Server:
 
     def _read(self) -> None:
         self._last_at = time.monotonic()
-        for reader in self._readers:
-            reader.ask()
-        host = with_log(read_host(), self._log)
-        events: list[HealthEvent] = self._log.read()
-        found: dict[str, list[PartReading]] = {}
-        for reader in self._readers:
-            found[reader.vendor], more = reader.answer(max(0.0, self._last_at + PATIENCE - time.monotonic()))
-            events += more
-        self._last = combined(host, found, events)
+        self._last = read_all(self._log, self._readers)
         for trial in list(self._trials):
             trial.add(self._last)
             if trial.waits:
