@@ -290,9 +290,8 @@ def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
         return None
     version = next((device["driver_version"] for device in devices if device["driver_version"]), None)
     if version is None:
-        with guard.probe("accelerator.nvidia"):
-            match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", first_line(proc / "version") or "")
-            version = match[1] if match else None
+        match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", read_text(proc / "version"))
+        version = match[1] if match else None
     return {"driver_version": version, "devices": devices}
 
 
@@ -335,9 +334,7 @@ def amd(guard: Guard, root: Path = Path("/")) -> Facts | None:
                     devices.append(_amd_device(node, root))
             except PermissionError:
                 hidden += 1
-    version = None
-    with guard.probe("accelerator.amd"):
-        version = first_line(root / "sys/module/amdgpu/version")
+    version = first_line(root / "sys/module/amdgpu/version")
     return {"driver_version": version, "devices": devices, "hidden_devices": hidden}
 
 

@@ -6,7 +6,7 @@ values of gauges, and events, from the reading before the trial to the one after
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -110,27 +110,29 @@ class HealthChange(_Part):
 
 
 class Change:
-    """Takes in readings one by one, in constant memory; ``result`` says what has changed since ``before``."""
+    """Takes in readings one by one, in constant memory; ``result`` says what has changed since the first one."""
 
-    def __init__(self, before: HealthReading) -> None:
-        self._readings = 1
-        self._parts = {part.name: _Folded(part) for part in _parts(before)}
+    def __init__(self, *readings: HealthReading) -> None:
+        self._readings = 0
+        self._parts = defaultdict[str, _Folded](_Folded)
         self._events: list[HealthEvent] = []
+        for reading in readings:
+            self.add(reading)
 
     def add(self, reading: HealthReading) -> None:
+        if self._readings:  # else they have come before
+            self._events += reading.events[: 100 - len(self._events)]
         self._readings += 1
-        self._events += reading.events[: 100 - len(self._events)]
-        there = {part.name: part for part in _parts(reading)}
-        for name, part in there.items():
-            if name in self._parts:
-                self._parts[name].add(part)
-            else:
-                self._parts[name] = _Folded(part)
-        for name in self._parts.keys() - there.keys():
+        there = [reading.host, *reading.devices]
+        for part in there:
+            self._parts[part.name].add(part)
+        for name in self._parts.keys() - {part.name for part in there}:
             self._parts[name].unreadable["all"] = "it is not there any more"
 
     def result(self, devices: Iterable[int] | None = None) -> HealthChange:
         """The change; of ``devices`` by their numbers, or of all."""
+        if not self._readings:
+            return HealthChange(unreadable="nothing was read yet")
         known = {str(each.facts.get("pci", "")): name for name, each in self._parts.items()}
         events: dict[str, list[HealthEvent]] = {}
         for event in self._events:
@@ -150,17 +152,12 @@ def difference(before: HealthReading, after: HealthReading) -> HealthChange:
     is not there any more is ``unreadable``, and keeps what was known of it. Events are those of ``after`` that happened
     since ``before``.
     """
-    change = Change(before)
-    change.add(after.model_copy(update={"events": [each for each in after.events if each.at >= before.at]}))
-    return change.result()
-
-
-def _parts(reading: HealthReading) -> list[PartReading]:
-    return [reading.host, *reading.devices]
+    since = [each for each in after.events if each.at >= before.at]
+    return Change(before, after.model_copy(update={"events": since})).result()
 
 
 class _Folded:
-    def __init__(self, first: PartReading) -> None:
+    def __init__(self) -> None:
         self.facts: dict[str, str] = {}
         self._last: dict[str, int] = {}
         self._grown = Counter[str]()
@@ -169,7 +166,6 @@ class _Folded:
         self._number = 0
         self._reset: dict[str, None] = {}
         self.unreadable: dict[str, str] = {}
-        self.add(first)
 
     def add(self, part: PartReading) -> None:
         self.facts.update(part.facts)

@@ -137,25 +137,17 @@ class Sampler:
 class _Trial:
     """A connection: a trial, or a process of pytest, which asks nothing."""
 
-    def __init__(self, connection: socket.socket, reading: HealthReading | None) -> None:
-        self.connection = connection
+    def __init__(self, connection: socket.socket, change: Change) -> None:
+        self.connection, self.change = connection, change
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         self.process = Path("/proc", str(struct.unpack_from("i", peer)[0]))
-        self.change = None if reading is None else Change(reading)
         self.asked = b""
         #: What it wants to know of the devices, once it waits for the next reading.
         self.devices: list[int] | None = None
         self.waits = False
 
-    def add(self, reading: HealthReading) -> None:
-        if self.change is None:
-            self.change = Change(reading)
-        else:
-            self.change.add(reading)
-
     def answer(self) -> None:
-        nothing = HealthChange(unreadable="nothing was read yet")
-        change = nothing if self.change is None else self.change.result(self.devices)
+        change = self.change.result(self.devices)
         with contextlib.suppress(OSError):
             self.connection.sendall(change.model_dump_json().encode() + b"\n")
 
@@ -169,7 +161,7 @@ class _Server:
         self._log = KernelLog(from_end=True)
         self._readers = [DeviceReader(vendor) for vendor in vendors()]
         self._trials: set[_Trial] = set()
-        self._last: HealthReading | None = None
+        self._last: list[HealthReading] = []
         self._last_at = -_PERIOD
         #: Whether anybody has come, who may have gone again before it was accepted.
         self._was_held = False
@@ -192,9 +184,9 @@ class _Server:
 
     def _read(self) -> None:
         self._last_at = time.monotonic()
-        self._last = read_all(self._log, self._readers)
+        self._last = [read_all(self._log, self._readers)]
         for trial in list(self._trials):
-            trial.add(self._last)
+            trial.change.add(self._last[0])
             if trial.waits:
                 trial.answer()
             if trial.waits or not trial.process.exists():  # a process that it has forked may hold its connections open
@@ -204,7 +196,7 @@ class _Server:
         with contextlib.suppress(OSError):
             connection, _ = self._listening.accept()
             self._was_held = True
-            trial = _Trial(connection, self._last)
+            trial = _Trial(connection, Change(*self._last))
             self._trials.add(trial)
             self._selector.register(connection, selectors.EVENT_READ, trial)
             connection.sendall(b"\n")
