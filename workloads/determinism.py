@@ -208,10 +208,8 @@ class _Finding:
     ) -> list[dict[str, Any]]:
         """Note one round, and describe its failures."""
         details: list[dict[str, Any]] = []
-        for result in (first, *others):
-            if not bool(result.isfinite().all()):  # from finite inputs, and so wrong even if it repeats
-                details.append({"kind": "non_finite"})
-                break
+        if not all(bool(result.isfinite().all()) for result in (first, *others)):
+            details.append({"kind": "non_finite"})  # from finite inputs, and so wrong even if it repeats
         differing = [result for result in (first, *others) if not same_bits(result, reference)]
         if differing:
             bound = operation.bound(reference)

@@ -98,7 +98,7 @@ class Fsdp(RankedSoak):
             with run.timed():
                 loss = self._loss(sequences)
                 torch.autograd.backward(loss)
-                grad_norm = self._update()
+                grad_norm = update(self.model, self.optimizer, config)
             own_loss = loss.item()
             total = loss.detach().clone()
             dist.all_reduce(total)
@@ -130,9 +130,6 @@ class Fsdp(RankedSoak):
     def _loss(self, sequences: Tensor) -> Tensor:
         return next_byte_loss(self.model, sequences)
 
-    def _update(self) -> float:
-        return update(self.model, self.optimizer, self.config)
-
     def _full_weights(self) -> dict[str, Tensor]:
         return {name: _whole(weight.detach()).cpu() for name, weight in self.model.named_parameters()}
 
@@ -140,31 +137,18 @@ class Fsdp(RankedSoak):
         quarter = max(1, len(losses) // 4)
         first, last = fmean(losses[:quarter]), fmean(losses[-quarter:])
         if not first - last >= self.config.min_loss_drop:  # so written that NaN fails
-            failures.add(
-                len(losses) - 1,
-                kind="loss_not_falling",
-                rank=self.ranks.rank,
-                first_quarter=first,
-                last_quarter=last,
-                min_loss_drop=self.config.min_loss_drop,
-            )
+            means = {"first_quarter": first, "last_quarter": last, "min_loss_drop": self.config.min_loss_drop}
+            failures.add(len(losses) - 1, kind="loss_not_falling", rank=self.ranks.rank, **means)
 
     def _check_weights_agree(self, step: int, failures: Failures) -> str:
-        """Compare the weights that the ranks have gathered; returns their SHA-256 on this rank."""
-        digest = _digest(self._full_weights())
-        mine = torch.tensor(list(digest), dtype=torch.uint8, device=self.device)
-        gathered = [torch.empty_like(mine) for _ in range(self.ranks.world_size)]
-        dist.all_gather(gathered, mine)
-        of_rank_0 = bytes(gathered[0].tolist())
-        if digest != of_rank_0:
-            failures.add(
-                step,
-                kind="weights_disagree",
-                rank=self.ranks.rank,
-                checksum=digest.hex(),
-                checksum_rank_0=of_rank_0.hex(),
-            )
-        return digest.hex()
+        """Compare the weights that the ranks have gathered; returns their checksum on this rank."""
+        mine = checksum(torch.cat([weight.flatten() for weight in self._full_weights().values()]))
+        self.ranks.store.set(f"weights/{self.ranks.rank}", mine)
+        of_rank_0 = self.ranks.store.get("weights/0").decode()
+        if mine != of_rank_0:
+            sums = {"checksum": mine, "checksum_rank_0": of_rank_0}
+            failures.add(step, kind="weights_disagree", rank=self.ranks.rank, **sums)
+        return mine
 
 
 class ByteTransformer(nn.Module):
@@ -240,8 +224,3 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, config: Fsdp.Conf
 
 def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _digest(weights: dict[str, Tensor]) -> bytes:
-    parts = [f"{name} {each.dtype} {list(each.shape)} {checksum(each)}" for name, each in sorted(weights.items())]
-    return hashlib.sha256("\n".join(parts).encode()).digest()
