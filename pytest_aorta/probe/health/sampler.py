@@ -140,7 +140,8 @@ class _Trial:
     def __init__(self, connection: socket.socket, change: Change) -> None:
         self.connection, self.change = connection, change
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        self.process = Path("/proc", str(struct.unpack_from("i", peer)[0]))
+        [process] = struct.unpack_from("i", peer)  # 0 in another namespace than this one
+        self.process = Path("/proc", str(process or "self"))
         self.asked = b""
         #: What it wants to know of the devices, once it waits for the next reading.
         self.devices: list[int] | None = None
