@@ -25,7 +25,7 @@ from pytest_aorta.probe.loaded import ModuleCount, Watch, libraries, note_source
 from pytest_aorta.probe.software import git_state, installed_distributions, packages, torch_build, torch_state
 from pytest_aorta.probe.variables import other_variables, recorded_variables
 
-SCHEMA_VERSION = "1.3"
+SCHEMA_VERSION = "1.4"
 
 
 @dataclass(frozen=True)

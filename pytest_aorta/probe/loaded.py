@@ -32,22 +32,15 @@ _RELEVANT = re.compile(
     r"|aotriton\w*|jemalloc|tcmalloc\w*|mimalloc|asan|tsan)[-.\d]*\b.*\.so"
 )
 _MAPS = "/proc/self/maps"
-# address, permissions, offset, device, inode, path
-_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
-_SHARED_OBJECT = re.compile(r".+\.so(?:\.[\w.-]+)?$")
-# What the kernel puts behind the path of a mapped file that has been removed or replaced since.
-_GONE = " (deleted)"
+# The path of a shared object, and what the kernel puts behind that of a file removed or replaced since.
+_MAPPED = re.compile(r" (/.*\.so(?:\.[\w.-]+)?)( \(deleted\))?$", re.MULTILINE)
 
 Identity = tuple[int, ...]
 
 
 def _mapped() -> dict[str, bool]:
-    mapped: dict[str, bool] = {}
-    for each in sorted(set(_MAPPED.findall(read_text(_MAPS)))):
-        path = each.removesuffix(_GONE)
-        if _SHARED_OBJECT.match(os.path.basename(path)):
-            mapped[path] = each.endswith(_GONE)
-    return mapped
+    """The mapped shared objects, and whether each is no longer that file on the disk."""
+    return {path: bool(gone) for path, gone in sorted(set(_MAPPED.findall(read_text(_MAPS))))}
 
 
 def libraries() -> Facts:
