@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -89,12 +90,19 @@ def test_a_triage_of_determinism(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_the_tutorial_leads_from_a_flaky_script_to_a_mitigation(stage: Stage) -> None:
-    shutil.copy(EXAMPLES / "flaky" / "train.py", stage.path)
+    source = (EXAMPLES / "flaky" / "train.py").read_text()
+    file = stage.write_file("train.py", source)
+    assert any(subprocess.run([sys.executable, file], capture_output=True).returncode for _ in range(100))
+    # Which trials fail is decided by their numbers here: chance may spare ten of them.
+    decided = source.replace(
+        "if weights[0] != steps else 0", "if workers > 1 and int(os.environ['AORTA_TRIAL']) % 5 in (0, 1, 3) else 0"
+    )
+    assert decided != source
+    stage.write_file("train.py", decided)
     once, measured, compared, replayed, report, markdown = _run_page(stage, "start/tutorial.md")
     once_shown, measured_shown, compared_shown, replayed_shown = _shown("start/tutorial.md")
     assert _shape(_table(once)) == _shape(once_shown)
-    if {"passed", "failed"} <= set(counts(measured)):  # ten may all end alike
-        assert _shape(_table(measured)) == _shape(measured_shown)
+    assert _shape(_table(measured)) == _shape(measured_shown)
     assert _shape(_table(compared)) == _shape(compared_shown)
     replayed.stdout.fnmatch_lines([f"{line.partition(' (')[0]}*" for line in replayed_shown.splitlines()])
     assert report.ret == 0

@@ -19,5 +19,6 @@ def test_trials_fail_as_often_as_fresh_processes(name: str) -> None:
         pairs = {form: runs.pair(form, RUNS) for form in FAULTS[name].forms}
     finally:
         runs.close()
-    assert not differing([pair.p for pair in pairs.values()]), pairs
+    # At a level at which no run of the tests is wrong. A rate of 0 or 1, as of forks of one process, is seen below.
+    assert not differing([pair.p for pair in pairs.values()], level=1e-4), pairs
     assert all(0 < sum(pair.ours) < RUNS for pair in pairs.values()), pairs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,16 +51,14 @@ def test_an_ended_pytest(
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     arguments = ("simple_workloads.py", "-k", "Tells or Held", *options)
-    # Of a killed pytest, nothing gets any grace.
+    # Of a killed pytest, nothing gets any grace: no stage waits for so long until it is alone.
     running = stage.start(*arguments, env={"PYTEST_AORTA_GRACE": "60"} if number == signal.SIGKILL else None)
     trial = held()
     assert len(trial.children()) == 2
     before = stage.trials()
     running.send_signal(number)
-    sent = time.monotonic()
     running.communicate(timeout=60)
     stage.wait_until_alone()
-    assert number != signal.SIGKILL or time.monotonic() - sent < 2
     assert is_gone(trial.pid)
     if not options:
         assert [each["exit_status"] for each in before.values()] == ["ok"]
@@ -82,13 +79,11 @@ def test_an_ended_pytest(
 def test_a_killed_pytest_with_ranks(stage: Stage) -> None:
     stage.copy(HERE.parent / "support" / "rank_faults.py")
     options = ("--aorta-trials", "2", "--aorta-config", "script=no_fault.waits_for_a_file")
-    running = stage.start("rank_faults.py::RankFaults", *options)
+    running = stage.start("rank_faults.py::RankFaults", *options, env={"PYTEST_AORTA_GRACE": "60"})
     stage.wait_for_file("waits")
     running.kill()
-    killed = time.monotonic()
     running.communicate(timeout=60)
     stage.wait_until_alone()
-    assert time.monotonic() - killed < 2
     assert stage.statuses() == {"RankFaults/trial_0.json": "ok"}
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from support.processes import PATIENCE
 from support.slurm import Slurm
 from support.slurm_steps import SubmittingStage
 from support.stage import Stage
@@ -31,10 +32,10 @@ resources.walltime.per_submission = "00:05:00"
 
 [[action]]
 name = "sleepers"
-command = "sh -c 'echo began >> began; exec sleep 60'"
+command = "sh -c 'echo began >> began; exec sleep 1000'"
 trials = 3
 group.maximum_size = 1
-resources.walltime.per_submission = "00:05:00"
+resources.walltime.per_submission = "00:20:00"
 """
 
 IN_QUEUES = ["slurm", "psij:slurm", "psij:local"]
@@ -55,7 +56,7 @@ def project(stage: Stage, slurm: Slurm, scheduler: str, text: str = COMMANDS) ->
 
 
 def wait(condition: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 120
+    give_up = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.5)

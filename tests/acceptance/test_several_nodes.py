@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import free_port
+from support.processes import PATIENCE, free_port
 from support.stage import Stage
 from support.workloads import GLOO
 
@@ -58,7 +58,7 @@ def sums(stage: Stage) -> Stage:
 def options(node: int, nnodes: str, where: str, *more: str) -> list[str]:
     elastic = [f"nnodes={nnodes}", f"node_rank={node}", f"rdzv_endpoint={where}", *more]
     return [
-        *("--aorta-timeout", "50", "--aorta-results-dir", "results"),
+        *("--aorta-timeout", "100", "--aorta-results-dir", "results"),
         *(text for each in elastic for text in ("--aorta-elastic", each)),
     ]
 
@@ -71,8 +71,8 @@ def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Stage) -> None:
     first = sums.start(*arguments, *options(0, "1:2", where, "max_restarts=3"))
     sums.wait_until((sums.path / "together").exists)
     other.send_signal(signal.SIGKILL)
-    other.communicate(timeout=60)
-    said, _ = first.communicate(timeout=110)
+    other.communicate(timeout=PATIENCE)
+    said, _ = first.communicate(timeout=PATIENCE)
 
     assert first.returncode == 0, said.decode()
     assert b"ok only after a restart of the ranks" in said
@@ -100,7 +100,7 @@ def play(stage: Stage, part: str, config: str, limit: int, *elastic: str) -> tup
         stage.start(*given, "--aorta-config", config, *options(node, "2", where, *elastic), f"--aorta-timeout={limit}")
         for node in (1, 0)
     ]
-    other, first = (node.communicate(timeout=110) and node.returncode for node in nodes)
+    other, first = (node.communicate(timeout=PATIENCE) and node.returncode for node in nodes)
     return (first, other), stage.trial("RankFaults/trial_0.json")
 
 

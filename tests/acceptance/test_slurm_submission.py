@@ -330,10 +330,10 @@ def test_a_task_that_slurm_has_forgotten_is_asked_of_the_accounting(
 SLEEPERS = """
 [[action]]
 name = "sleepers"
-command = "sh -c 'echo began >> began; exec sleep 60'"
+command = "sh -c 'echo began >> began; exec sleep 1000'"
 trials = {trials}
 group.maximum_size = 1
-resources.walltime.per_submission = "00:05:00"
+resources.walltime.per_submission = "00:20:00"
 """
 
 

@@ -24,7 +24,7 @@ def work(worker, workers):
     for step in range(1 + worker, 13, workers):
         time.sleep(random.random() / 50)
         total[0] = 0.0
-        time.sleep(0.0003)
+        time.sleep(0.01)
         total[0] = 1.0
         time.sleep(0.002)
         weight[0] *= 1.0 if total[0] else float("nan")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.processes import PATIENCE
 from support.stage import Stage
 
 #: The second of three trials does something to the disk.
@@ -74,7 +75,7 @@ def test_full_disk(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["fills.py", "--aorta-trials", "3", "--aorta-results-dir", "small", "-p", "no:hypothesispytest"]
     script = 'mount -t tmpfs -o size=256k none small && "$@"; code=$?; cp -r small results; exit $code'
     command = ["unshare", "-rm", "sh", "-c", script, "sh", sys.executable, "-m", "pytest", *arguments]
-    done = subprocess.run(command, cwd=stage.path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=stage.path, capture_output=True, text=True, timeout=PATIENCE)
 
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
     assert stage.trial("Fills/trial_0.json")["exit_status"] == "ok"

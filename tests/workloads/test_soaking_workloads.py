@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -149,6 +150,7 @@ class SavesInPlace(Checkpoint):
 
     def save(self, state: dict[str, Any]) -> None:
         with self.file.open("wb") as file:
+            time.sleep(0.2)  # most of the time that it takes: nearly every kill finds it empty
             torch.save(state, file)
 
 

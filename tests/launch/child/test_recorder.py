@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import PATIENCE
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from pytest_aorta.launch.child.recorder import ReportingAgent
@@ -62,9 +63,8 @@ print(json.dumps(calls))
 def test_the_hooks_of_ranks_that_are_programs(tmp_path: Path) -> None:
     """``SubprocessContext``, its ``_start``, ``_poll``, ``_close``, ``envs`` and ``subprocess_handlers``: else the ends
     of ranks under torchrun are not recorded, and a rank that ignores SIGTERM has a minute to live."""
-    # Less than the minute that torch would wait for a rank that ignores SIGTERM.
     words = [sys.executable, "-c", WRAPPED, str(tmp_path)]
-    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=PATIENCE)
     assert json.loads(done.stdout.splitlines()[-1]) == [["begin", 0, {"0": 0}], ["started", [0]], ["ended", 0, False]]
 
 
@@ -88,7 +88,7 @@ handler.proc.returncode = 0
 @pytest.mark.slow
 def test_a_rank_that_has_ended_before_its_agent_knows_is_asked_to_end_without_an_error() -> None:
     """``SubprocessHandler.close`` sends a signal to the group of a process, which may be gone."""
-    subprocess.run([sys.executable, "-c", ENDED], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", ENDED], check=True, timeout=PATIENCE)
 
 
 def test_attempts_need_not_share_a_store() -> None:

@@ -80,8 +80,8 @@ if __name__ == "__main__":
     dies = Dies()
     dies.itself = dies
     atexit.register(print, "at exit")
-    threading.Timer(0.1, print, ["a thread has ended"]).start()
     print("before the end")
+    threading.Timer(0.1, print, ["a thread has ended"]).start()
     asks_helper.fail({} if sys.argv[-1] == "0" else {"nothing": 1})
 """
 

@@ -258,10 +258,8 @@ def test_a_command_does_not_outlive_a_killed_pytest(stage: Stage) -> None:
     process = stage.start("aorta.toml")
     stage.wait_until((stage.path / "begun").exists)
     process.kill()
-    killed = time.monotonic()
     process.communicate()
     stage.wait_until_alone()
-    assert time.monotonic() - killed < 2
 
 
 @pytest.mark.slow
