@@ -24,7 +24,7 @@ EXPECTED = {
 def test_each_trial_has_one_file_on_one_terminal_and_names_the_rank(stage: Stage) -> None:
     stage.copy(FAULTS)
     options = ("--aorta-trials", str(len(EXPECTED)), "--aorta-config", f"script={'.'.join(EXPECTED)}")
-    done = stage.torchrun(3, "rank_faults.py::RankFaults", *options, "--aorta-timeout", "12")
+    done = stage.torchrun(3, "rank_faults.py::RankFaults", *options, "--aorta-timeout", "20")
     stage.close()
     assert stage.files() == [f"RankFaults/trial_{index}.json" for index in range(len(EXPECTED))]
     assert (done.ret, counts(done)) == (1, {"failed": 3, "passed": 1, "errors": 1})

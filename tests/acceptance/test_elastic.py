@@ -253,7 +253,7 @@ def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stag
     # What the model imports in run() would count as no progress.
     sums.write(waits="import torch.distributed.tensor\nfrom sums import WaitsInCpp as WaitsInCpp\n")
     sums.register(waits="waits:WaitsInCpp")
-    sums.run_here("--aorta-workload", "waits", "-o", "aorta_stall_timeout=8").assert_outcomes(failed=1)
+    sums.run_here("--aorta-workload", "waits", "-o", "aorta_stall_timeout=12").assert_outcomes(failed=1)
     trial = sums.trial("waits/trial_0.json")
     failure = trial["failure"]
     assert (trial["exit_status"], failure["rank"]) == ("timeout", 1)

@@ -158,7 +158,7 @@ def test_what_a_command_starts_again_is_recorded(stage: Stage) -> None:
 DOES_NOT_SEND = """
 import datetime, time, torch, torch.distributed as dist
 
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
 rank, x = dist.get_rank(), torch.ones(4)
 if rank == 0:
     time.sleep(600)
@@ -170,7 +170,7 @@ else:
 @pytest.mark.slow
 def test_ranks_that_receive_say_from_whom(stage: Stage) -> None:
     stage.write(train=DOES_NOT_SEND)
-    stage.run("--aorta-command", "python train.py", "--aorta-nproc", "3", "--aorta-timeout", "60")
+    stage.run("--aorta-command", "python train.py", "--aorta-nproc", "3", "--aorta-timeout", "100")
     trial = stage.trial("command-train/trial_0.json")
     assert (trial["exit_status"], trial["failure"]["rank"]) == ("workload_failed", 0)
     assert "rank 2 waits in recv for rank 1, which waits in recv for rank 0;" in trial["failure"]["message"]

@@ -82,7 +82,7 @@ def test_run_trials_returns_a_result_per_trial_and_writes_files(here: Stage) -> 
 
 def test_run_trials_does_not_raise_for_what_a_trial_does(here: Stage) -> None:
     parts = ["raises", "returns_false", "hangs", "segfaults", "setup_raises", "passes"]
-    request = RunRequest("plays", len(parts), limits=Limits(timeout=2), config_overrides={"script": ".".join(parts)})
+    request = RunRequest("plays", len(parts), limits=Limits(timeout=4), config_overrides={"script": ".".join(parts)})
     statuses = [result.exit_status for result in run_trials(request)]
     failed = "workload_failed"
     assert statuses == [failed, failed, "timeout", failed, "infrastructure_failed", "ok"]

@@ -34,7 +34,7 @@ class Works:
         if self.phase == phase:
             for step in range(self.steps):
                 self.progress(step + 1, 10)
-                time.sleep(0.2)
+                time.sleep(0.4)
             self.wait()
 
     def wait(self):
@@ -57,6 +57,8 @@ class Finishes(Works):
 
 
 class Resists(Works):
+    steps = 0
+
     def wait(self):
         def told(*_):
             open("told", "w").close()
@@ -82,7 +84,7 @@ def works(stage: Stage) -> Stage:
 def test_no_progress_for_too_long_is_a_stall_and_progress_keeps_a_trial_alive(works: Stage) -> None:
     """One takes longer than the limit as a whole, but is never without a step for so long."""
     names = [f"works.py::{name}" for name in ("InSetup", "Works", "InCleanup", "Finishes")]
-    result = works.run(*names, "-v", "-rA", "-o", "aorta_stall_timeout=1.5", "--aorta-slots", "4")
+    result = works.run(*names, "-v", "-rA", "-o", "aorta_stall_timeout=3", "--aorta-slots", "4")
     assert works.trial("Finishes/trial_0.json")["exit_status"] == "ok"
     for name, phase in (("InSetup", "setup"), ("Works", "run"), ("InCleanup", "cleanup")):
         trial = works.trial(f"{name}/trial_0.json")
@@ -90,7 +92,7 @@ def test_no_progress_for_too_long_is_a_stall_and_progress_keeps_a_trial_alive(wo
         assert trial["exit_status"] == ("ok" if phase == "cleanup" else "timeout")
         assert (failure["phase"], failure["kind"], failure["stacks"]) == (phase, "stall", "trial_0/stacks.log")
         line = WORKS.split("\n").index("        time.sleep(1000)")
-        expected = f"no progress for 1.5 s in {phase}(), after step 3 of 10; wait() at works.py line {line}"
+        expected = f"no progress for 3 s in {phase}(), after step 3 of 10; wait() at works.py line {line}"
         assert failure["message"] == expected
         assert f"{expected}\n" in result.stdout.str()
     assert works.words(result)["Works[local-none-0]"] == ["TIMEOUT"]
@@ -115,9 +117,9 @@ def test_ranks_stall_together(works: Stage) -> None:
 @pytest.mark.slow
 def test_the_grace_is_what_the_user_says(works: Stage) -> None:
     """With none, SIGTERM is not even sent; with one, it is, and what resists is killed all the same."""
-    works.run("works.py::Resists", "--aorta-timeout", "1", "-o", "aorta_grace=0").assert_outcomes(failed=1)
+    works.run("works.py::Resists", "--aorta-timeout", "2", "-o", "aorta_grace=0").assert_outcomes(failed=1)
     assert not (works.path / "told").exists()
-    works.run("works.py::Resists", "--aorta-timeout", "1", "-o", "aorta_grace=1").assert_outcomes(failed=1)
+    works.run("works.py::Resists", "--aorta-timeout", "2", "-o", "aorta_grace=1").assert_outcomes(failed=1)
     assert (works.path / "told").exists()
     assert works.left_running() == []
 

@@ -70,14 +70,14 @@ class VanishesInRun(_Base):
 
 
 class HangsInRun(_Base):
-    timeout_sec = 0.5
+    timeout_sec = 1.5
 
     def run(self) -> Any:
         hang_with_the_gil_held()
 
 
 class HangsPolitelyInRun(_Base):
-    timeout_sec = 0.5
+    timeout_sec = 1.5
 
     def run(self) -> Any:
         time.sleep(FOREVER)
@@ -89,7 +89,7 @@ class RaisesInSetup(_Base):
 
 
 class HangsInSetup(_Base):
-    timeout_sec = 0.5
+    timeout_sec = 1.5
 
     def setup(self) -> None:
         hang_with_the_gil_held()

@@ -14,7 +14,7 @@ _HANGS = """
 
 def test_each_decision_on_a_run_with_a_killed_trial_is_in_the_log(stage: Stage) -> None:
     stage.write(hangs=_HANGS)
-    words = ("--aorta-command", f"{sys.executable} hangs.py", "--aorta-trials", "2", "--aorta-timeout", "1")
+    words = ("--aorta-command", f"{sys.executable} hangs.py", "--aorta-trials", "2", "--aorta-timeout", "3")
     name = "command-hangs[local-none-{}]"
     log = {"PYTEST_AORTA_LOG": "debug decisions.log"}
     done = stage.run(*words, env=log)

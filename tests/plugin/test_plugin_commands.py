@@ -252,8 +252,8 @@ def test_what_a_program_does_after_its_deadline_does_not_say_where_it_hung(stage
         waits()
         """
     )
-    result = stage.run_here(*command("hangs.py"), "--aorta-timeout", "3", "-o", "aorta_grace=5")
-    result.stdout.fnmatch_lines(["timeout in run: the deadline of 3 s passed in run()*waits() at hangs.py*"])
+    result = stage.run_here(*command("hangs.py"), "--aorta-timeout", "5", "-o", "aorta_grace=5")
+    result.stdout.fnmatch_lines(["timeout in run: the deadline of 5 s passed in run()*waits() at hangs.py*"])
 
 
 def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: Stage) -> None:
@@ -279,14 +279,14 @@ def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: S
         """,
     )
     result = stage.run_here(
-        *command("hangs.py"), *command("locks.py"), *STEPS, "--aorta-timeout", "3", "--aorta-slots", "2"
+        *command("hangs.py"), *command("locks.py"), *STEPS, "--aorta-timeout", "5", "--aorta-slots", "2"
     )
     result.stdout.fnmatch_lines(
-        ["timeout in run: the deadline of 3 s passed in run(), after step 7 of 9; *waits() at hangs.py*"]
+        ["timeout in run: the deadline of 5 s passed in run(), after step 7 of 9; *waits() at hangs.py*"]
     )
     result.stdout.fnmatch_lines(
         [
-            "*the deadline of 3 s passed in run(); takes waits for lock second at locks.py:6 (2 threads)",
+            "*the deadline of 5 s passed in run(); takes waits for lock second at locks.py:6 (2 threads)",
             "--- stacks (trial_0/stacks.log) ---",
             "Thread 0x* (most recent call first):",
             '  File "*/locks.py", line 6 in takes',

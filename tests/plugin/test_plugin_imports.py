@@ -67,7 +67,7 @@ def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_o
     stage = simple
     stage.write(hangs=HANGS)
     files = ("hangs.py", "simple.py", "--aorta-trials", "2")
-    result = stage.run_here(*files, "--aorta-isolation", isolation, "--aorta-timeout", "1", "-v")
+    result = stage.run_here(*files, "--aorta-isolation", isolation, "--aorta-timeout", "3", "-v")
     words = stage.words(result)
     assert [words[f"Hangs[local-none-{index}]"] for index in range(2)] == [["TIMEOUT"], ["TIMEOUT"]]
     assert [words[f"Simple[local-none-{index}]"] for index in range(2)] == [["PASSED"], ["PASSED"]]
@@ -76,7 +76,7 @@ def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_o
         failure = trial["failure"]
         assert (trial["exit_status"], failure["phase"], failure["kind"]) == ("timeout", "import", "timeout")
         assert failure["message"] == (
-            "the deadline of 1 s passed in importing; wait_for_the_licence() at hangs.py line 14"
+            "the deadline of 3 s passed in importing; wait_for_the_licence() at hangs.py line 14"
         )
         assert failure["stacks"] == trial["artifacts"]["stacks"] == f"trial_{index}/stacks.log"
         stacks = (stage.results / "Hangs" / failure["stacks"]).read_text()
@@ -88,7 +88,7 @@ def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_o
             for name, path in trial["artifacts"].items()
             if name != "stacks"
         )
-    result.stdout.fnmatch_lines(["timeout in import: the deadline of 1 s passed in importing; *", "looking for the *"])
+    result.stdout.fnmatch_lines(["timeout in import: the deadline of 3 s passed in importing; *", "looking for the *"])
     result.stdout.fnmatch_lines(["Hangs local-none *", "    not counted: 2 did not run (1 event)"])
     assert len(imports(stage)) == 1
     assert stage.left_running() == []

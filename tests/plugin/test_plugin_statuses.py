@@ -116,7 +116,7 @@ def test_failure_says_what_where_and_how_to_run_it_again(every: tuple[Stage, pyt
     text = {name: section(result, f"{name}[local-none-0]") for name in names}
     assert "run() returned passed=False, 2 failure(s), first at iteration 7" in text["ReturnsFalse"]
     assert 'in run\n    raise ValueError("loss is nan")\nValueError: loss is nan' in text["RaisesInRun"]
-    assert "the deadline of 0.5 s passed in run()" in text["HangsInRun"]
+    assert "the deadline of 1.5 s passed in run()" in text["HangsInRun"]
     assert "in hang_with_the_gil_held" in text["HangsInRun"]
     assert "OSError" in text["FailsInRunAndCleanup"]
     assert "device busy" in text["FailsInRunAndCleanup"]
@@ -188,7 +188,7 @@ class Hangs:
     def run(self): ctypes.PyDLL(None).sleep(1000)
 
 class Limited(Hangs):
-    timeout_sec = 0.7
+    timeout_sec = 2.5
 
 class Passes(Hangs):
     def run(self): return {"passed": True}
@@ -201,11 +201,11 @@ def test_pytest_timeout_limits_the_trial_and_not_pytest(stage: Stage) -> None:
     stage.write(hangs=HANGS)
     hung = {"Hangs[local-none-0]": ["TIMEOUT"], "Limited[local-none-0]": ["TIMEOUT"]}
     for options, limit in (
-        (("--timeout", "0.6", "--timeout-method", "signal"), "0.6"),
-        (("--timeout", "0.6", "--timeout-method", "thread"), "0.6"),
+        (("--timeout", "2", "--timeout-method", "signal"), "2"),
+        (("--timeout", "2", "--timeout-method", "thread"), "2"),
         # Without it, a workload has a deadline of its own.
-        (("--timeout", "0", "-k", "Limited or Passes"), "0.7"),
-        (("-p", "no:timeout", "-k", "Limited or Passes"), "0.7"),
+        (("--timeout", "0", "-k", "Limited or Passes"), "2.5"),
+        (("-p", "no:timeout", "-k", "Limited or Passes"), "2.5"),
     ):
         result = stage.run("hangs.py", "-v", *options)
         chosen = {name: words for name, words in hung.items() if "-k" not in options or name.startswith("Limited")}

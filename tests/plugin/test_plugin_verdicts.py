@@ -147,11 +147,11 @@ def test_a_verdict_that_is_no_bool_fails_the_trial(verdicts: Stage) -> None:
 
 def test_the_last_step_is_known_however_the_process_ends(verdicts: Stage) -> None:
     names = ("Killed", "HangsInC")
-    options = ("--aorta-timeout", "0.5", "-o", "aorta_grace=0.1")
+    options = ("--aorta-timeout", "1.5", "-o", "aorta_grace=0.1")
     verdicts.run_here(*(f"verdicts.py::{name}" for name in names), *options)
     killed, hung = (verdicts.trial(f"{name}/trial_0.json") for name in names)
     assert killed["failure"]["message"] == "ended by SIGKILL in run(), after step 637 of 1000"
-    assert hung["failure"]["message"].startswith("the deadline of 0.5 s passed in run(), after step 637 of 1000; ")
+    assert hung["failure"]["message"].startswith("the deadline of 1.5 s passed in run(), after step 637 of 1000; ")
     for trial in (killed, hung):
         result = trial["result"]
         assert (result["elapsed_sec"], result["total_iterations"], result["failure_count"]) == (None, None, None)

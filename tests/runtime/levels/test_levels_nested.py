@@ -120,7 +120,7 @@ def test_the_failure_of_a_sub_task_is_seen_above_with_both_places(pod: Pod, gate
     for task, args, below, above, outcome, why in (
         (pod.boom, scalars("deep"), None, None, Outcome.TASK_FAILURE, "sub_worker [01]: ValueError: deep"),
         (pod.die, None, None, None, Outcome.ENDPOINT_FAILURE, "sub_worker [01]: its process died with signal SIGKILL"),
-        (pod.gate, late, 0.1, None, Outcome.TIMEOUT, "sub_worker [01]: TimeoutError: not finished within 0.1 s"),
+        (pod.gate, late, 0.5, None, Outcome.TIMEOUT, "sub_worker [01]: TimeoutError: not finished within 0.5 s"),
         (pod.gate, late, None, 0.3, Outcome.TIMEOUT, "TimeoutError: not finished within 0.3 s"),
     ):
         through = pod.worker.register(Through(task, below))

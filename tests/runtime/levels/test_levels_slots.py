@@ -316,7 +316,7 @@ def test_a_stopped_process_holds_up_nothing_and_is_replaced_at_its_tasks_deadlin
             refs.extend(orch.submit_next_level(host.echo, scalars(number), worker=1) for number in range(20))
 
         pid = stop()
-        worker.submit(build, None, 1.0)
+        worker.submit(build, None, 3.0)
         assert [ref.wait(PATIENCE).ok for ref in refs[1:]] == [True] * 20
         assert refs[0].record is None  # else this has shown nothing
         with pytest.raises(TimeoutError):
