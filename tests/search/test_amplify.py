@@ -132,8 +132,9 @@ _LOOKS_BESIDE = """
 
 @pytest.mark.slow
 def test_a_program_runs_beside_the_trials_of_a_condition_and_of_no_other_one(stage: Stage) -> None:
-    stage.write(train=_LOOKS_BESIDE)
-    load = 'beside:sh -c "sleep 1000 & sleep 1000; : the-load"'
+    word = f"load-{os.getpid()}"  # others may run this very test
+    stage.write(train=_LOOKS_BESIDE.replace("the-load", word))
+    load = f'beside:sh -c "sleep 1000 & sleep 1000; : {word}"'
     done = stage.aorta("amplify", "--condition", load, "--", sys.executable, "train.py")
     assert done.ret == 0, text(done)
     done.stdout.fnmatch_lines(["*it fails more often: * against 0 of * without it, in fresh trials (p = *); *"])

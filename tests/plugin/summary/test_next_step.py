@@ -122,7 +122,7 @@ def test_a_question_about_speed_is_answered_with_speed(stage: Stage, other: str)
             f"*: {other} *% (* to *%)*",
         ]
     )
-    if "slower" in output:
+    if other == "PAUSE=1":
         letters = next(line for line in result.outlines if line.startswith("aorta ....")).split()[1]
         assert "s" not in letters
         result.stdout.fnmatch_lines(
@@ -147,7 +147,7 @@ def test_long_names_are_shortened_by_what_they_share(train: Stage) -> None:
 def test_of_a_fault_that_the_hash_seed_decides_a_failure_is_run_again(stage: Stage) -> None:
     stage.write(train='import sys\nsys.exit(hash("x") % 2)')
     sets = ["--aorta-mitigations", "none", "--aorta-mitigations", "omp_1", "--tb=no", "--aorta-slots", "2"]
-    result = stage.run("--aorta-command", "python train.py", "--aorta-trials", "20", *sets)
+    result = stage.run("--aorta-command", "python train.py", "--aorta-trials", "24", *sets)
     assert "PYTHONHASHSEED decides it: fails with " in result.stdout.str()
     (line,) = next_lines(result)
     assert line.startswith("a failure again, with its hash seed: pytest --aorta-replay results/")
