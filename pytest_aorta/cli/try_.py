@@ -39,6 +39,7 @@ from pytest_aorta.triage.rates import rate_below, wilson
 from pytest_aorta.triage.reading import RecordedTrial, Results
 from pytest_aorta.trials.command_line import checked_command, command_words, files_in, launcher_in, program_not_found
 from pytest_aorta.trials.lines import plain_line
+from pytest_aorta.trials.output import OutputFindings, OutputRules
 from pytest_aorta.trials.readers import guessed_options
 
 #: Runs that are enough: if some have failed, and if none has.
@@ -270,7 +271,9 @@ class _Look:
             self._spent = 0.0
             self._pytest("others", {"timeout": f"{_TIMEOUT}s"}, most=_OTHERS)
         self._is_over = self._is_interrupted
-        self.options = {**self.options_of_trials(), **self._guessed()}
+        guessed = self._guessed()
+        self.options = {**self.options_of_trials(), **guessed}
+        self._read_again(guessed)
         if not self._is_over and (self.seconds or (self.timeout and self.trials) or self.lost):
             if self._doing:
                 self._spent = 0.0
@@ -410,11 +413,22 @@ class _Look:
 
     def _guessed(self) -> dict[str, str]:
         """The pytest option that reads steps from the output of the trials."""
-        lines: list[str] = []
-        for log in sorted(self._folder.glob("*/*/trial_*/std*.log")):
+        return guessed_options(self._lines("*"))
+
+    def _lines(self, trials: str) -> Iterator[str]:
+        for log in sorted(self._folder.glob(f"{trials}/*/trial_*/std*.log")):
             with log.open(errors="replace") as file:
-                lines += map(plain_line, re.split(r"[\r\n]+", file.read(_LOOKED_AT)))
-        return guessed_options(lines)
+                yield from map(plain_line, re.split(r"[\r\n]+", file.read(_LOOKED_AT)))
+
+    def _read_again(self, guessed: Mapping[str, str]) -> None:
+        """Read what the first run says in the way that was guessed from it, as later runs are read."""
+        if len(self.trials) == 1 and guessed:
+            found = OutputFindings(OutputRules(**{name.replace("-", "_"): (text,) for name, text in guessed.items()}))
+            for line in self._lines("first"):
+                found.take(line, 0.0)
+            result = self.trials[0].record["result"]
+            result["metrics"] = {**found.metrics, **result.get("metrics", {})}
+            result["executed_iterations"] = found.step
 
     @property
     def seconds(self) -> list[float]:
