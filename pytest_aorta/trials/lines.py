@@ -258,8 +258,33 @@ _HINTS = {
     "worker": ("worker",),
 }
 
+#: What a program says that goes on in spite of an exception: of a process or thread that it has started, or at its exit.
+TRACEBACK = "traceback"
+
 #: All names, in the order in which they are told.
-DETECTORS = tuple(_HINTS)
+DETECTORS = (*_HINTS, TRACEBACK)
+
+_TRACE = re.compile(r"(?P<before>.*?)Traceback \(most recent call last\):\s*$")
+_EXCEPTION = re.compile(r"[^\W\d][\w.]*(?:: |:?\s*$)")
+
+
+class RaisedLines:
+    """Tells the lines with which tracebacks of Python end, also behind what a launcher puts before each line."""
+
+    def __init__(self) -> None:
+        self._before: str | None = None
+
+    def ends_at(self, line: str) -> bool:
+        """Whether this line, the next of the output, has the exception of a traceback."""
+        if started := _TRACE.match(line):
+            self._before = started["before"]
+            return False
+        if self._before is None or not line.startswith(self._before):
+            return False
+        if not _EXCEPTION.match(line[len(self._before) :]) or is_of_metrics(line):
+            return False
+        self._before = None
+        return True
 
 
 def detected_in(line: str, not_finite: Collection[NotFinite] | None = None) -> list[str]:

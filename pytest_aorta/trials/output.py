@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.trials.command_line import fill_in
-from pytest_aorta.trials.lines import DETECTORS, detected_in, is_of_metrics, named, not_finite_in, number, plain_line
+from pytest_aorta.trials.lines import (
+    DETECTORS,
+    TRACEBACK,
+    RaisedLines,
+    detected_in,
+    is_of_metrics,
+    named,
+    not_finite_in,
+    number,
+    plain_line,
+)
 from pytest_aorta.trials.readers import (
     AUTO,
     FORMATS,
@@ -178,6 +188,7 @@ class OutputFindings:
         self._texts: dict[str, str] = {}
         #: The last lines, without those with metrics that are looked for.
         self._last: deque[str] = deque(maxlen=_LAST)
+        self._raised = RaisedLines()
         self._files: dict[str, FollowedFiles] = {}
         for source in rules.metrics_from:
             kind, _, path = source.partition(":")
@@ -236,7 +247,7 @@ class OutputFindings:
             self._last.append(shown)
 
         values = not_finite_in(looked_at, self._names, self._allowed)
-        names = detected_in(looked_at, values)
+        names = detected_in(looked_at, values) + [TRACEBACK] * self._raised.ends_at(looked_at)
         for name in names:
             self._detect(name, rank, line)
         what = f"{values[0].value} in {values[0].name}" if values else shown

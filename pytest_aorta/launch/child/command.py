@@ -18,6 +18,7 @@ from typing import IO
 from pytest_aorta.launch.child import script
 from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
+from pytest_aorta.trials.lines import TRACEBACK
 from pytest_aorta.trials.outcome import Observation, after_step, cannot_judge
 from pytest_aorta.trials.output import RETURNCODE, OutputFindings
 from pytest_aorta.trials.records import Failure, Progress
@@ -194,6 +195,8 @@ def _after(failure: Failure, findings: OutputFindings) -> Failure:
 def command_result(code: int, findings: OutputFindings, errors: str, elapsed: float) -> CommandResult:
     """The result of a command that took ``elapsed`` seconds; the other arguments are as for ``command_failure``."""
     failure, output = command_failure(code, findings, errors), findings.report()
+    if failure is not None:
+        output["detected"].pop(TRACEBACK, None)  # that of the failure
     if failure is None and findings.rules.has_steps and findings.step is None:
         output["warnings"].append("passed=True, but no line of its output says a step")
     return CommandResult(
