@@ -222,8 +222,8 @@ class OutputFindings:
 
     @property
     def last_words(self) -> str:
-        """The last line that says more than metrics; empty for none."""
-        return next((line for line in reversed(self._last) if not is_of_metrics(line)), "")
+        """The last line with a word that says more than metrics; empty for none."""
+        return next((line for line in reversed(self._last) if re.search(r"\w", line) and not is_of_metrics(line)), "")
 
     def take(self, line: str, at: float, rank: int | None = None) -> bool:
         """One line, which came ``at`` a time in seconds; whether it has said a step.

@@ -206,7 +206,7 @@ def test_what_fails_a_trial_is_named_by_more_than_a_metric_and_its_value() -> No
 
 
 def test_the_last_words_of_a_program_are_no_metrics() -> None:
-    lines = ["reading golden values", "checksum mismatch: 12 != 14", "step 3 loss 0.5", "other 7", ""]
+    lines = ["reading golden values", "checksum mismatch: 12 != 14", "step 3 loss 0.5", "other 7", "", "=" * 60]
     assert found_in(lines, OutputRules(metric=("other (?P<other>.*)",))).last_words == lines[1]
 
 
