@@ -93,22 +93,22 @@ class SearchItem(GeneratedFunction):
                 facts = self._run(run, [self.spec_of(one) for one in wanted], extra_env)
             except KeyboardInterrupt:
                 if facts is not None:
-                    self._conclude(run, "interrupted; --aorta-resume goes on. So far: ")
+                    self._conclude(run, self.search.report().so_far())
                     self._tell()
                 raise
-        report = self._conclude(run)
+        report = self._conclude(run, self.search.report())
         if not report.is_found:
             raise TrialFailed(report.sentence)
 
-    def _conclude(self, run: SessionRun, before: str = "") -> SearchReport:
-        """Write what the search says by now, as JSON and Markdown, and have it printed."""
-        report, name, what = self.search.report(), self.spec.workload.name, type(self.search).__name__.lower()
+    def _conclude(self, run: SessionRun, report: SearchReport) -> SearchReport:
+        """Write what the search says, as JSON and Markdown, and have it printed."""
+        name, what = self.spec.workload.name, type(self.search).__name__.lower()
         file = run.results / f"{what}-{identifier(name)}.json"
         said = {"search": what, "workload": name, "report": asdict(report)}
         write_json(file, {**self.search.result.to_json(), **said})
         write_text(file.with_suffix(".md"), report.markdown(f"{what} {name}"))
         lines = report.lines()
-        self.stash[PAYLOAD].notes = [f"{name}: {before}{lines[0]}", *lines[1:]]
+        self.stash[PAYLOAD].notes = [f"{name}: {lines[0]}", *lines[1:]]
         return report
 
     def _tell(self) -> None:

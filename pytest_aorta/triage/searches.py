@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -39,6 +39,11 @@ class SearchReport:
     head: tuple[str, ...]
     rows: tuple[SearchRow, ...]
     notes: tuple[str, ...] = ()
+
+    def so_far(self) -> SearchReport:
+        """What it says after an interruption, which is not the end of its trials."""
+        said = self.sentence.replace(" (--max-trials)", "")
+        return replace(self, sentence=f"interrupted; --aorta-resume goes on. So far: {said}")
 
     def lines(self) -> list[str]:
         """The sentence, the table in columns, and the notes."""

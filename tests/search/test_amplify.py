@@ -59,6 +59,16 @@ def test_a_condition_that_does_nothing_is_hardly_ever_named() -> None:
     assert sentence == "nothing to amplify: no trial came to its main work"
 
 
+def test_a_search_that_is_interrupted_does_not_blame_its_limit_of_trials() -> None:
+    search = Amplify(named(3), 6)
+    run(search, by_rates([0.0] * 3, 0))
+    said = "no condition is shown to make it more frequent in 6 trials"
+    assert search.report().sentence.startswith(f"{said} (--max-trials); ")
+    report = search.report().so_far()
+    assert report.sentence.startswith(f"interrupted; --aorta-resume goes on. So far: {said}; ")
+    assert report.sentence in (report.lines()[0], *report.markdown("amplify").splitlines())
+
+
 def test_what_is_said_tells_whether_it_is_the_same_fault() -> None:
     def ends(arm: int, *, same: bool = True) -> TrialFacts:
         fails = next(turn) % 10 == 0 if arm == 0 else arm == 2
