@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.probe.software import package_list_name, read_package_list
-from pytest_aorta.trials.losses import is_lost, obstacle_of, shared_event
+from pytest_aorta.trials.losses import is_lost, obstacle_of, shared_event, was_interrupted
 from pytest_aorta.trials.spec import IMPORTED_MODULES
 from pytest_aorta.workspace.atomic import as_json, locked, remove_abandoned, staged_text, write_json
 from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
@@ -213,6 +213,8 @@ def reasons_against(record: TrialResult) -> list[str]:
     if is_lost(record.to_dict()):
         when = " before run()" if record.exit_status == "timeout" else ""
         return [f"{record.exit_status}{when}, which says nothing about the workload"]
+    if was_interrupted(record.to_dict()):
+        return ["its cleanup was interrupted"]
     return [] if record.request_fingerprint is not None else ["its request was not recorded"]
 
 

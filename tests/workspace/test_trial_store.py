@@ -142,6 +142,7 @@ def write(store: TrialStore, *trials: dict[str, Any]) -> None:
     "each",
     [
         lost("interrupted: Ctrl-C"),
+        record(failure={**lost("interrupted: Ctrl-C")["failure"], "phase": "cleanup"}),
         lost("there is no host left to run it: node7 is gone"),
         lost("cannot import it", wall_clock_sec=None),
     ],
