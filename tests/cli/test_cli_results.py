@@ -13,6 +13,9 @@ from support.projects import command
 from support.results import write_cell
 
 from pytest_aorta.cli.main import main
+from pytest_aorta.triage.matrix import RunState, matrix_json
+from pytest_aorta.triage.reading import Results
+from pytest_aorta.triage.verdicts import Triage
 
 
 @pytest.fixture
@@ -194,6 +197,17 @@ def test_a_bug_report_is_printed_as_markdown(results: Path) -> None:
     assert len(cells) <= 5
     assert "- torch: " in text
     assert not Path("report.html").exists()
+
+
+def test_a_bug_report_of_a_run_that_has_not_ended_says_what_is_missing(results: Path) -> None:
+    assert "- trials: 16 trials in 2 cells\n" in command("report", "--markdown").output
+    triage = Triage()
+    for trial in Results(Path("results")):
+        triage.add(trial.facts)
+    table = triage.table()
+    state = RunState(planned={row.cell.key: 20 for row in table.rows}, complete=False)
+    Path("results/matrix.json").write_text(matrix_json(table, state))
+    assert "- trials: 16 trials in 2 cells, 24 more planned\n" in command("report", "--markdown").output
 
 
 @pytest.mark.parametrize(
