@@ -423,7 +423,8 @@ class _Look:
     def _read_again(self, guessed: Mapping[str, str]) -> None:
         """Read what the first run says in the way that was guessed from it, as later runs are read."""
         if len(self.trials) == 1 and guessed:
-            found = OutputFindings(OutputRules(**{name.replace("-", "_"): (text,) for name, text in guessed.items()}))
+            rules: dict[str, Any] = {name.replace("-", "_"): (text,) for name, text in guessed.items()}
+            found = OutputFindings(OutputRules(**rules))
             for line in self._lines("first"):
                 found.take(line, 0.0)
             result = self.trials[0].record["result"]

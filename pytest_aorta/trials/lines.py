@@ -258,7 +258,7 @@ _HINTS = {
     "worker": ("worker",),
 }
 
-#: What a program says that goes on in spite of an exception: of a process or thread that it has started, or at its exit.
+#: A program that goes on says the exception of a process or thread that it has started, or of its exit.
 TRACEBACK = "traceback"
 
 #: All names, in the order in which they are told.

@@ -204,7 +204,8 @@ def test_an_exception_that_does_not_fail_the_program_is_told() -> None:
     assert seen == {"traceback": {"lines": 2, "first": "ValueError: bad"}}
     assert command_result(1, said(lines, OutputRules()), RAISED, 1.5).output["detected"] == {}
     failure = command_failure(0, said(lines, OutputRules(fail_on=("@traceback",))), "")
-    assert failure is not None and failure.message == "its output matches '@traceback': ValueError: bad"
+    assert failure is not None
+    assert failure.message == "its output matches '@traceback': ValueError: bad"
 
 
 def test_an_exception_is_read_from_what_it_has_printed() -> None:
