@@ -219,7 +219,10 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 #: What counts steps, the finest first, and its number, perhaps with their total.
 _COUNTERS = ("global[ _]?step", "steps?", "iterations?", "iters?", "batch(?:es)?", "epochs?")
 _COUNT = r"(?P<before>\b(?:{})[\"']?(?:[^\w\n]{{0,3}}|[:=]? +))(?P<step>\d+)(?:(?P<of> ?/ *| of )(?P<total>\d+))?"
-_STEP_LINES = tuple(re.compile(_COUNT.format(word), re.IGNORECASE) for word in _COUNTERS)
+#: Of an epoch, there are parts; a fraction of anything else is no count: ``ms/batch 5.23``.
+_STEP_LINES = tuple(
+    re.compile(_COUNT.format(word) + (r"(?!\.?\d)" if word != "epochs?" else ""), re.IGNORECASE) for word in _COUNTERS
+)
 _ANY_COUNT = re.compile(_COUNT.format("|".join(_COUNTERS)), re.IGNORECASE)
 
 #: A name with a value after it; without a sign between them, another pair or nothing follows.
@@ -241,7 +244,7 @@ def said_step(line: str) -> int | None:
     """The number of a step that a line has, in any way; of an epoch if there is none else."""
     if _ANY_COUNT.search(line) is None:
         return None
-    return next(int(match["step"]) for each in _STEP_LINES if (match := each.search(line)))
+    return next((int(match["step"]) for each in _STEP_LINES if (match := each.search(line))), None)
 
 
 def guessed_options(lines: Iterable[str]) -> dict[str, str]:

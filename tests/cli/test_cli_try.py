@@ -56,6 +56,11 @@ def test_steps_and_metrics_are_guessed_from_lines() -> None:
             {"metric": r"step *(?P<step>\d+).*?\bloss *(?P<loss>\S+)"},
         ),
         (["{'loss': '2.3', 'epoch': '0.5'}", "{'loss': '2.1', 'epoch': '1.0'}"], {"metrics-from": "hf"}),
+        (  # as of pytorch/examples: the duration of a batch is no number of one
+            [f"| epoch   {n} |    20/  229 batches | ms/batch  5.2{n} | loss  7.63 |" for n in (1, 2)],
+            {"metric": r"epoch *(?P<step>\d+).*?\bms/batch *(?P<ms_batch>\S+).*?\bloss *(?P<loss>\S+)"},
+        ),
+        ([f"{n} samples, s/iter {n}.25" for n in (1, 2)], {}),
         (["step 1 loss 11.0"], {}),  # one line says nothing about others
         (["loading 2 files", "done in 3 s"], {}),
     ]
