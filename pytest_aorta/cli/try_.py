@@ -461,7 +461,8 @@ class _Look:
             elif self._doing or self._is_interrupted:
                 how = "Stopped" if self._is_interrupted else "Still running"
                 doing = f": {self._doing}" if self._doing else ""
-                yield f"{how}; no run has ended within {duration_text(round(self._waited))}{doing}."
+                within = f"within {duration_text(round(self._waited))}" if self._waited >= 1 else "yet"
+                yield f"{how}; no run has ended {within}{doing}."
                 yield from self._next_steps()
             else:
                 yield self._said

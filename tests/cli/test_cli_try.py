@@ -261,12 +261,13 @@ def test_each_run_reads_the_standard_input(stage: Stage, way: str) -> None:
 def test_told_to_end_it_says_what_it_has_seen(stage: Stage) -> None:
     stage.write(train="import time\ntime.sleep(60)")
     (stage.path / "tmp").mkdir()
-    process = stage.start_command(*TRY, "--", "python", "train.py", env={**OWN, "TMPDIR": "tmp"})
-    stage.wait_until(lambda: list(stage.path.glob("tmp/aorta-try-*/first/*/trial_0/stdout.log")))
-    process.terminate()
-    result = stage.finish(process)
-    assert result.ret == 143
-    result.stdout.fnmatch_lines(["Stopped; no run has ended within *", "To look longer: *"])
+    for looked_for, ended in (("first.log", "yet."), ("first/*/trial_0/stdout.log", "*")):
+        process = stage.start_command(*TRY, "--", "python", "train.py", env={**OWN, "TMPDIR": "tmp"})
+        stage.wait_until(lambda at=looked_for: list(stage.path.glob(f"tmp/aorta-try-*/{at}")))  # type: ignore[misc]
+        process.terminate()
+        result = stage.finish(process)
+        assert result.ret == 143
+        result.stdout.fnmatch_lines([f"Stopped; no run has ended {ended}", "To look longer: *"])
 
 
 @pytest.mark.slow
