@@ -263,6 +263,14 @@ class _Look:
             raise KeyboardInterrupt
 
         signal.signal(signal.SIGTERM, terminate)
+        try:
+            self._run()
+        except KeyboardInterrupt:  # before, between or after what pytest does, which has one of its own
+            self._is_interrupted = True
+        self._show("")
+        self._judge()
+
+    def _run(self) -> None:
         before = _files(Path.cwd())
         self._pytest("first", {"timeout": f"{self.timeout:g}"} if self.timeout else {}, most=1)
         self.written = sorted(name for name, state in _files(Path.cwd()).items() if before.get(name) != state)
@@ -279,8 +287,6 @@ class _Look:
                 self._spent = 0.0
             self._pytest("more", self.options, most=_MOST)
             self.options |= {**self._guessed(), **self.options}
-        self._show("")
-        self._judge()
 
     def _judge(self) -> None:
         """Judge the runs, once all have ended."""
