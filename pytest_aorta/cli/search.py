@@ -150,7 +150,10 @@ def explain(command: list[str] | None, /, arguments: tuple[str, ...], **given: A
     for line in listing(changes, rest):
         click.echo(line)
     if not changes:
-        raise RequestError(f"explain {good} {bad}: no difference between them can be made here")
+        raise RequestError(
+            f"explain {good} {bad}: no difference between them can be made here; it does not look at seeds and hash "
+            "seeds, which --aorta-replay FILE has"
+        )
     words = list(arguments)
     if command:
         words.append(f"--aorta-command={shlex.join(command)}")

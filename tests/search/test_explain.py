@@ -219,7 +219,7 @@ def test_what_cannot_be_is_refused(stage: Stage) -> None:
     one = str(snapshot(stage, "one.json", A="1"))
     two = str(snapshot(stage, "two.json", A="2"))
     for words, problem in (
-        (["explain", one, one, "--", "true"], "no difference between them can be made here"),
+        (["explain", one, one, "--", "true"], "no difference between them can be made here; it does not look at seeds"),
         (["explain", one, "nothing.json", "--", "true"], "nothing.json: No such file or directory"),
         (["explain", one, two], "names no workload; expected a command after --, or --aorta-workload NAME"),
         (["bisect", "--values", "A=1,2", "--aorta-trials", "3", "--", "true"], "use --max-trials N"),
