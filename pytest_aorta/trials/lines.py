@@ -281,7 +281,7 @@ class RaisedLines:
             return False
         if self._before is None or not line.startswith(self._before):
             return False
-        if not _EXCEPTION.match(line[len(self._before) :]) or is_of_metrics(line):
+        if not _EXCEPTION.match(line[len(self._before) :]):
             return False
         self._before = None
         return True

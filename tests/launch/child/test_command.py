@@ -199,7 +199,7 @@ def test_the_first_reason_decides() -> None:
 
 def test_an_exception_that_does_not_fail_the_program_is_told() -> None:
     lines = ["step 1 loss 0.5", *RAISED.splitlines(), "step 2 loss 0.4", "[rank1]: Traceback (most recent call last):"]
-    lines += ["[rank1]:   File 'a.py', line 3, in f", "step 3 loss 0.3", "[rank1]: a.Error: at the exit"]
+    lines += ["[rank1]:   File 'a.py', line 3, in f", "step 3 loss 0.3", "[rank1]: a.Error: shapes differ in batch 5"]
     seen = command_result(0, said(lines, OutputRules()), "", 1.5).output["detected"]
     assert seen == {"traceback": {"lines": 2, "first": "ValueError: bad"}}
     assert command_result(1, said(lines, OutputRules()), RAISED, 1.5).output["detected"] == {}
