@@ -167,6 +167,9 @@ _IS_COUNT = re.compile(r"(?:step|iter|iteration|batch|epoch)s?\W*$", re.IGNORECA
 _IS_MEASURED = re.compile(r"[\w./-]*(?:loss|norm|grad)[\w./-]*\W*$", re.IGNORECASE)
 
 
+_LOGGED = re.compile(r"[\]:|>,]\s|\s-\s")
+
+
 def is_of_metrics(line: str) -> bool:
     """Whether a line has names of at most two words with values and no more, and counts steps, or has a loss or norm.
 
@@ -176,6 +179,9 @@ def is_of_metrics(line: str) -> bool:
     words = [len(re.findall(r"[^\W\d]+", name)) for name in names]
     is_compared = any(count == 0 and name.strip(" ()[]{}/,|") for count, name in zip(words[1:], names[1:], strict=True))
     if not names or is_compared or any(map(str.isalpha, rest)) or max(words[1:], default=0) > 2:
+        return False
+    # Loggers and launchers put something before the first name; a sentence may end with a number of a step.
+    if len(re.findall(r"[^\W\d]+", _LOGGED.split(names[0].rstrip(" \t:=[(#"))[-1])) > 3:
         return False
     return any(_IS_COUNT.search(name) or _IS_MEASURED.search(name) for name in names)
 

@@ -126,6 +126,8 @@ def test_a_line_of_metrics_says_nothing_else() -> None:
         ("step 12 loss 0.5", True),
         ("[rank0]: Epoch 3/9: train loss nan, acc 0.91 (3 ms)", True),
         ("{'loss': 0.5, 'epoch': 1.0}", True),
+        ("[titan] - root - INFO - step: 31  loss:  0.25", True),
+        ("shapes do not match in batch 5", False),
         ("step 5: bad checksum", False),
         ("checksum mismatch: 12 != 14", False),
         ("golden value differs: 0.841", False),
