@@ -299,9 +299,7 @@ def conclusions(table: Table) -> list[str]:
         base, most = table.row(key).cell, table.row(key).rate_below
         speeds = _speeds(rows, base)
         if most is not None and all(row.rate_below is not None for row in rows if row.cell.counted):
-            is_on_speed = any(row.is_on_speed for row in rows)
-            opening = "No failure" if speeds or is_on_speed else "Nothing to fix"
-            sentences = [*speeds, _no_failure(base, _bound(table.row(key)), opening)]
+            sentences = [*speeds, _no_failure(base, _bound(table.row(key)))]
         else:
             sentences = [_sentence(rows, base, table.settings), *speeds]
         factorial = next((each for each in table.factorials if key in each.cells), None)
@@ -380,14 +378,13 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, settings: TriageSetting
     return f"No verdict: {base.key.cell} is there to compare with, and no other cell says anything."
 
 
-def _no_failure(base: CellStatistics, bound: str, start: str) -> str:
+def _no_failure(base: CellStatistics, bound: str) -> str:
     lost = f", but {counted(base.lost, 'trial')} of {base.total} were lost" if base.lost else ""
-    detected = base.tally("detected")
     sentence = (
-        f"{'No failure' if lost or detected else start}: {base.key.cell} has not failed in "
-        f"{counted(base.counted, 'trial')}{lost}; its failure rate is {bound}."
+        f"No failure: {base.key.cell} has not failed in {counted(base.counted, 'trial')}{lost}; "
+        f"its failure rate is {bound}."
     )
-    for name, number in detected.items():
+    for name, number in base.tally("detected").items():
         sentence += f" The output of {number} says {name}: failures, if you add --aorta-fail-on=@{name}."
     return sentence
 

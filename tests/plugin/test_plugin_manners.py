@@ -33,7 +33,7 @@ def test_header_and_table(simple: Stage) -> None:
             "simple",
             "  local-none   0 of 3   0% (<64%)  baseline*     5.75",
             "  local-omp_1  0 of 3   0% (<64%)  undecided  1     5.75",
-            "Nothing to fix: local-none has not failed in 3 trials;*",
+            "No failure: local-none has not failed in 3 trials;*",
             "results: out/here",
             "*= 6 passed in *",
         ]

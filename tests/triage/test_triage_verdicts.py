@@ -436,7 +436,7 @@ def test_too_few_trials_are_said_to_be_with_how_many_more() -> None:
 
 def test_a_baseline_that_does_not_fail_leaves_nothing_to_fix() -> None:
     assert said(trials("none", "." * 20), trials("a", "." * 20)) == [
-        "Nothing to fix: local-none has not failed in 20 trials; its failure rate is below 14%."
+        "No failure: local-none has not failed in 20 trials; its failure rate is below 14%."
     ]
 
 

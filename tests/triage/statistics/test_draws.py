@@ -164,7 +164,7 @@ def test_a_bound_says_what_it_bounds() -> None:
     )
     table = triage_of([*in_starts("none", "." * 20, "." * 20), *in_starts("a", "." * 20, "." * 20)])
     assert said(table) == (
-        "Nothing to fix: local-none has not failed in 40 trials; its failure rate is below 7.3%; below 78% for what a "
+        "No failure: local-none has not failed in 40 trials; its failure rate is below 7.3%; below 78% for what a "
         "process draws once (2 processes)."
     )
 
