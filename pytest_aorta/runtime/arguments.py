@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.graph import Footprint, Tag
+from pytest_aorta.runtime.graph import NO_BYTES, Footprint, Tag
 from pytest_aorta.runtime.tensors import check_kind, check_writable, footprint_of, is_private, original, slab_of
 
 if TYPE_CHECKING:
     import torch
+
+    from pytest_aorta.runtime.tensors import ByValue
 
 MAX_TENSORS = 256
 MAX_SCALARS = 128
@@ -46,7 +48,7 @@ class TaskArgs:
 
     def __init__(self) -> None:
         # Tuples, of which a waiting task shares what it can: the garbage collector walks all containers.
-        self._tensors: tuple[torch.Tensor, ...] = ()
+        self._tensors: tuple[Any, ...] = ()
         self._tags: tuple[Tag, ...] = ()
         self._scalars: tuple[Any, ...] = ()
         #: Numbers of the tensors that do not exist yet.
@@ -59,7 +61,8 @@ class TaskArgs:
         return f"TaskArgs([{tensors}], {self._scalars!r})"
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> tuple[Any, ...]:
+        """In a submitted task, a copy of private memory is ``ByValue``."""
         return self._tensors
 
     @property
@@ -124,35 +127,38 @@ class TaskArgs:
         return self
 
     def submitted(
-        self, output: Callable[[torch.Tensor], torch.Tensor], private: Callable[[torch.Tensor], torch.Tensor]
-    ) -> TaskArgs:
-        """A copy, which later additions do not change; ``output`` makes tensors that do not exist yet, ``private``
-        shared copies of those that only this process sees.
-        """
-        made = TaskArgs()
-        made._tags, made._scalars = self._tags, self._scalars
-        made._tensors = tuple([output(t) if n in self._blank else t for n, t in enumerate(self._tensors)])
-        if any(map(is_private, made._tensors)):
-            made._tensors = made._checked()
-            made._tensors = tuple([private(t) if is_private(t) else t for t in made._tensors])
-        return made
+        self, output: Callable[[torch.Tensor], torch.Tensor], private: Callable[[torch.Tensor], torch.Tensor | ByValue]
+    ) -> tuple[TaskArgs, list[tuple[Footprint, Tag]]]:
+        """A copy, which later additions do not change, and the current footprint and tag of each tensor.
 
-    def _checked(self) -> tuple[torch.Tensor, ...]:
-        return tuple([_checked(tensor, tag) for tensor, tag in zip(self._tensors, self._tags, strict=True)])
-
-    def check(self) -> list[tuple[Footprint, Tag]]:
-        """The current footprint and tag of each tensor.
+        ``output`` makes tensors that do not exist yet, ``private`` copies of those that only this process sees.
 
         Raises:
             ValueError: two tensors write the same bytes, and nothing says which of them wins; reads may overlap
                 anything. Or written memory is not shared any more: a tensor may have been given another storage since
                 it was added.
         """
-        self._checked()
-        accesses = [(footprint_of(tensor), tag) for tensor, tag in zip(self._tensors, self._tags, strict=True)]
+        made = TaskArgs()
+        made._tags, made._scalars = self._tags, self._scalars
+        tensors: list[Any] = []
+        accesses: list[tuple[Footprint, Tag]] = []
+        for number, (tensor, tag) in enumerate(zip(self._tensors, self._tags, strict=True)):
+            if number in self._blank:
+                tensor = output(tensor)
+            else:
+                _check_use(check_kind(tensor), tag)
+            if is_private(tensor):  # nothing else will see the bytes of its copy
+                tensors.append(private(tensor))
+                accesses.append((NO_BYTES, tag))
+            else:
+                tensors.append(tensor)
+                accesses.append((footprint_of(tensor), tag))
+        made._tensors = tuple(tensors)
+        self._check_writes(accesses)
+        return made, accesses
+
+    def _check_writes(self, accesses: list[tuple[Footprint, Tag]]) -> None:
         written = [(footprint, index) for index, (footprint, tag) in enumerate(accesses) if tag.writes]
-        if len(written) < 2:
-            return accesses
         reaching: list[tuple[Footprint, int]] = []  # those that may meet the next one
         for footprint, index in sorted(written, key=lambda write: write[0].offset):
             reaching = [write for write in reaching if write[0].stop > footprint.offset]
@@ -164,20 +170,23 @@ class TaskArgs:
                         " that spans both"
                     )
             reaching.append((footprint, index))
-        return accesses
 
 
 def _checked(tensor: object, tag: Tag) -> torch.Tensor:
     checked = original(check_kind(tensor))
-    slab = slab_of(checked)
+    _check_use(checked, tag)
+    return checked
+
+
+def _check_use(tensor: torch.Tensor, tag: Tag) -> None:
+    slab = slab_of(tensor)
     if slab is not None and slab.node is not None and not slab.node.in_scope:
         raise ValueError(
             "this memory (of orch.alloc or add_output) cannot be passed: its scope has ended; submit within the scope,"
             " or pass a copy (.clone())"
         )
     if tag.writes:
-        check_writable(checked, tag.name)
-    return checked
+        check_writable(tensor, tag.name)
 
 
 # Checks of what users pass

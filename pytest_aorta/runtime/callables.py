@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ _FITS = (
 
 #: Begins the data of a callable that is given as a text ``module:qualname``; no pickle begins so.
 _IMPORT = b"import "
+
+#: Types whose values plain pickle takes by value, whatever they are.
+PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
 
 loads = pickle.loads
 
@@ -187,16 +190,27 @@ def _joined(*chunks: list[Any]) -> list[Any]:
     return list(itertools.chain(*chunks))
 
 
-def _dump(value: Any, reduce: Callable[[Any], Any]) -> bytes:
+@lru_cache(maxsize=1)  # a class per pickle would cost more than most of them
+def _pickler() -> Any:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+        def __init__(self, file: io.BytesIO, reduce: Callable[[Any], Any]) -> None:
+            super().__init__(file)
+            self.reduce = reduce
+
         def reducer_override(self, item: Any) -> Any:
-            reduced = reduce(item)
+            reduced = self.reduce(item)
             return super().reducer_override(item) if reduced is None else reduced
 
+    return Pickler
+
+
+def _dump(value: Any, reduce: Callable[[Any], Any]) -> bytes:
+    if type(value) in PLAIN:
+        return pickle.dumps(value, 5)
     file = io.BytesIO()
-    Pickler(file).dump(value)
+    _pickler()(file, reduce).dump(value)
     return file.getvalue()
 
 

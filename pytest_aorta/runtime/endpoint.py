@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 from pytest_aorta.runtime.arguments import TaskArgs
 from pytest_aorta.runtime.callables import MAX_MESSAGE, dumps, loads
 from pytest_aorta.runtime.records import SUCCEEDED, Completion, Outcome, StartupError, TaskFailure, failure_of
-from pytest_aorta.runtime.tensors import SharedViews, from_bytes, overwrite
+from pytest_aorta.runtime.tensors import BULK, SharedViews, apart, from_bytes, overwrite
 from pytest_aorta.runtime.zygote import Task, ZygoteError, exit_text
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ RESTART = 300.0
 #: Seconds that a process may live on after it has closed its socket; usually it is just about to end.
 MUTE = 2.0
 
-#: Bytes of a message from which on it goes through a file in memory instead of the socket, and of the pages that stay.
-BULK, KEPT = 2**15, 2**27
+#: Bytes of the pages that stay for the next message.
+KEPT = 2**27
 
 #: Bytes that are copied by one call.
 _PIECE = 2**30
@@ -229,11 +229,11 @@ class ProcessEndpoint:
     def received(self, message: Message, link: Link) -> None:
         word, *rest = message
         if word == "ended":
-            number, completion, written = rest[0], *_completion(self.name, *rest[1:5])
+            number, completion, written = rest[0], *_completion(self.name, *rest[1:4])
             with self._dispatcher.turn:
                 dispatch = self._current
                 if link is self._link and dispatch is not None and dispatch.id == number:
-                    for changed in rest[5:]:
+                    for changed in rest[4:]:
                         dispatch.node.run.hazards.changed(dispatch.node, changed)
                     self._ended(dispatch, completion, written)
             return
@@ -356,27 +356,22 @@ class ProcessEndpoint:
 
 
 def _completion(
-    name: str, outcome: Outcome, payload: bytes | None, failure: TaskFailure | None, written: Sequence[Any]
+    name: str, payload: bytes | None, failed: tuple[Outcome, TaskFailure] | None, written: Sequence[Any]
 ) -> tuple[Completion, Sequence[Any]]:
-    if outcome is Outcome.SUCCESS:
+    if failed is None:
         if payload is None:
             return SUCCEEDED, written
         try:
-            return Completion(outcome, loads(payload)), written
+            return Completion(Outcome.SUCCESS, loads(payload)), written
         except BaseException as error:  # also one that would end this thread
-            outcome, failure = Outcome.TASK_FAILURE, failure_of(error).at("its return value could not be read")
-    assert failure is not None
+            failed = Outcome.TASK_FAILURE, failure_of(error).at("its return value could not be read")
+    outcome, failure = failed
     return Completion(outcome, None, failure.at(name)), ()
 
 
 def framed(data: bytes) -> bytes:
     """Frame a message as ``multiprocessing.connection`` does, for ``MessageSocket``."""
     return _HEADER.pack(len(data)) + data
-
-
-def apart(value: Any) -> Any:
-    """Large bytes such that they are not copied into the pickle of their message."""
-    return pickle.PickleBuffer(value) if isinstance(value, bytes) and len(value) >= BULK else value
 
 
 class Bulk:
@@ -400,11 +395,18 @@ class Bulk:
 
     def pack(self, message: Message) -> bytes:
         """The message, or where it lies in the file. ``OSError``: it cannot be written there."""
-        buffers: list[pickle.PickleBuffer] = []
-        data = pickle.dumps(message, 5, buffer_callback=buffers.append)
-        parts = [memoryview(data), *(buffer.raw() for buffer in buffers)]
-        if sum(part.nbytes for part in parts) < BULK:
-            return data if not buffers else pickle.dumps(message, 5)
+        buffers: list[memoryview] = []
+
+        def goes_along(buffer: pickle.PickleBuffer) -> bool:
+            content = buffer.raw()
+            if is_large := content.nbytes >= BULK:
+                buffers.append(content)
+            return not is_large
+
+        data = pickle.dumps(message, 5, buffer_callback=goes_along)
+        if not buffers and len(data) < BULK:
+            return data
+        parts = [memoryview(data), *buffers]
         self._check()
         at, sizes = 0, [part.nbytes for part in parts]
         for part in parts:

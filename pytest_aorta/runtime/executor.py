@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from pytest_aorta.runtime.arguments import expect, seconds, whole_number
-from pytest_aorta.runtime.callables import MAX_MESSAGE, Definition, define, dumps
+from pytest_aorta.runtime.callables import MAX_MESSAGE, PLAIN, Definition, define, dumps
 from pytest_aorta.runtime.dispatcher import GraphRun, GraphTask, record_of
 from pytest_aorta.runtime.graph import UNSTARTED, GraphNode
 from pytest_aorta.runtime.records import Outcome, StartupError, TaskError, TaskRecord
@@ -287,17 +287,13 @@ def _end_all() -> None:
         pool.shutdown(True, False)
 
 
-#: Types whose values plain pickle takes by value, whatever they are.
-_PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
-
-
 def _packed(fn: Callable[..., Any], args: Any, kwargs: Any, options: CallOptions) -> tuple[bytes, Definition]:
     """The call as a pickle, and the function, which has to live until it has ended."""
     is_function = isinstance(fn, types.FunctionType | types.BuiltinFunctionType)
     definition = (_known(fn) if is_function else None) or define(fn)
     special = (dict(options.env), options.memory) if options.env or options.memory else None
     call = definition.data, args, kwargs, special
-    if all(type(value) in _PLAIN for value in (*args, *kwargs.values())):
+    if all(type(value) in PLAIN for value in (*args, *kwargs.values())):
         return pickle.dumps(call, 5), definition
     return dumps(call, f"the arguments of {definition.name} cannot be sent to another process"), definition
 

@@ -165,6 +165,9 @@ class Footprint:
         return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
+#: Of a copy that nothing else sees, for instance.
+NO_BYTES = Footprint("", 0, (0,), (1,), 1)
+
 Accesses = Iterable[tuple[Footprint, Tag]]
 
 # Nodes
@@ -438,7 +441,7 @@ class Graph:
         It is ready at once if all of them are done, and failed at once if one of them has failed. With nodes of other
         runs it shares no fate, but the order: it waits for those that access the same bytes, if one of both writes.
         """
-        accesses = list(accesses)
+        accesses = [access for access in accesses if not access[0].empty]
         wanted = dict.fromkeys(after, True)
         for footprint, tag in accesses:
             if tag.reads:

@@ -513,12 +513,13 @@ class HostLink(HostConnection):
 
     def tensors(self, args: TaskArgs) -> Sequence[Any]:
         """Tensors by value; raises ``ValueError`` for more than ``MAX_INLINE`` bytes."""
-        size = sum(tensor.nbytes for tensor in args.tensors)
+        copies = [it if isinstance(it, tuple) else to_bytes(it) for it in args.tensors]
+        size = sum(memoryview(content).nbytes for _, _, _, content in copies)
         if size > MAX_INLINE:
             raise ValueError(
                 f"tensors of {size} bytes go to another host by value; at most {MAX_INLINE} do with one task"
             )
-        return [to_bytes(tensor) for tensor in args.tensors]
+        return copies
 
     def forgotten(self, everything: bool) -> Sequence[int]:
         return ()

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_aorta.runtime.arguments import SlotArgs
 from pytest_aorta.runtime.callables import MAX_RESULT, Definition, dump_result, load_argument, loads
-from pytest_aorta.runtime.endpoint import Bulk, MessageSocket, apart
+from pytest_aorta.runtime.endpoint import Bulk, MessageSocket
 from pytest_aorta.runtime.records import Outcome, TaskError, TaskFailure, failure_of
-from pytest_aorta.runtime.tensors import MappedStorages, is_private, share, to_bytes
+from pytest_aorta.runtime.tensors import MappedStorages, apart, is_private, share, to_bytes
 from pytest_aorta.runtime.zygote import Seed
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.worker import Worker
 
     Transport: TypeAlias = MessageSocket | HostChannel
+
+#: How a task ended that has not succeeded, and why.
+Failed = tuple[Outcome, TaskFailure]
 
 #: Arguments of a task without any.
 NOTHING = SlotArgs()
@@ -166,7 +169,7 @@ class SlotProcess:
             self.callables[digest] = self.definitions[digest].load_task()
         return self.callables[digest]
 
-    def run(self, digest: str, *arguments: Any) -> tuple[Outcome, Any, TaskFailure | None]:
+    def run(self, digest: str, *arguments: Any) -> tuple[Any, Failed | None]:
         try:
             function = self.load(digest)
             args, first, written = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
@@ -180,10 +183,10 @@ class SlotProcess:
                 after = _digests(args, written)
                 self.changed = tuple(number for number in before if before[number] != after[number])
             self._end_fork()
-            return Outcome.SUCCESS, apart(payload), None
+            return apart(payload), None
         except BaseException as error:
             self._end_fork(error.code if isinstance(error, SystemExit) else 1)
-            return Outcome.TASK_FAILURE, None, _own_failure(error)
+            return None, (Outcome.TASK_FAILURE, _own_failure(error))
 
     def _end_fork(self, code: object = 1) -> None:
         if os.getpid() != self.pid:
@@ -316,7 +319,7 @@ class WorkerTask:
                 opened=self._opened.set_result,
             ).wait()
             content = [(number, to_bytes(args.tensors[number])) for number in written if self._returns_written]
-            self._report(Outcome.SUCCESS, dump_result(returned[0]), None, content)
+            self._report(dump_result(returned[0]), None, content)
         except BaseException as error:
             self._fail(error)
 
@@ -324,12 +327,12 @@ class WorkerTask:
         # What has happened below is what has happened, but this task itself has run.
         below = error.record.outcome if isinstance(error, TaskError) else Outcome.TASK_FAILURE
         outcome = Outcome.TASK_FAILURE if below is Outcome.SKIPPED else below
-        self._report(outcome, None, _own_failure(error), ())
+        self._report(None, (outcome, _own_failure(error)), ())
 
-    def _report(self, outcome: Outcome, payload: bytes | None, failure: TaskFailure | None, content: Any) -> None:
+    def _report(self, payload: bytes | None, failed: Failed | None, content: Any) -> None:
         self._tasks.pop(self._number, None)
         with contextlib.suppress(OSError):  # the level above is gone; the end of the transport ends this process
-            self._transport.send(("ended", self._number, outcome, payload, failure, content))
+            self._transport.send(("ended", self._number, payload, failed, content))
 
     def cancel(self, why: str, grace: float | None = None) -> None:
         """Cancel the run now, or once it exists."""

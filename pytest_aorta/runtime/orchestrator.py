@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.callables import CallableHandle, Callables
     from pytest_aorta.runtime.dispatcher import GraphRun
     from pytest_aorta.runtime.graph import Footprint, GraphNode, Tag
-    from pytest_aorta.runtime.tensors import Heap, Slab
+    from pytest_aorta.runtime.tensors import ByValue, Heap, Slab
 
 
 class TaskRef(Future[Any]):
@@ -541,7 +541,7 @@ class Orchestrator:
             return TaskRef(self._dispatcher, self._add(task, [], producers))
         outputs: list[torch.Tensor] = []
         output_nodes: list[GraphNode] = []
-        copies: dict[int, torch.Tensor] = {}
+        copies: dict[int, torch.Tensor | ByValue] = {}
 
         def output(blank: torch.Tensor) -> torch.Tensor:
             tensor, slab = self._allocate(blank)
@@ -549,7 +549,7 @@ class Orchestrator:
             outputs.append(tensor)
             return tensor
 
-        def copy(tensor: torch.Tensor) -> torch.Tensor:
+        def copy(tensor: torch.Tensor) -> torch.Tensor | ByValue:
             """Made once per submission, however many members are given the tensor."""
             if id(tensor) not in copies:
                 copies[id(tensor)] = snapshot(tensor)
@@ -559,12 +559,13 @@ class Orchestrator:
             accesses: list[tuple[Footprint, Tag]] = []
             for member in task.members:
                 if member.args is not None:
-                    member.args = member.args.submitted(output, copy)
-                    accesses += member.args.check()
+                    member.args, its_accesses = member.args.submitted(output, copy)
+                    accesses += its_accesses
+                    tensors = [tensor for tensor in member.args.tensors if not isinstance(tensor, tuple)]
                     if self._run.order is not None:
-                        self._run.order.remember(member.args.tensors)
+                        self._run.order.remember(tensors)
                     # Held, whatever the tag.
-                    slabs = filter(None, map(slab_of, member.args.tensors))
+                    slabs = filter(None, map(slab_of, tensors))
                     producers += [slab.node for slab in slabs if slab.node is not None and slab.node.run is self._run]
             node = self._add(task, accesses, producers)
             self._scopes[-1].extend(output_nodes)

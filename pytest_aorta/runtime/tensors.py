@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.graph import Footprint, GraphNode
@@ -26,8 +27,8 @@ from pytest_aorta.runtime.graph import Footprint, GraphNode
 if TYPE_CHECKING:
     import torch
 
-#: Shape, strides, type and content of a tensor that goes by value.
-ByValue = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype", Any]
+#: Shape, strides, type and content of a tensor that goes by value; the type as text, which pickle takes in less time.
+ByValue = tuple[tuple[int, ...], tuple[int, ...], str, Any]
 
 
 #: Bytes of a private tensor that go with a task; a larger one goes through shared memory of its own, without a copy.
@@ -235,6 +236,14 @@ def footprint_of(tensor: torch.Tensor) -> Footprint:
 
 # Bytes: torch does not copy, or even print, every one of its types.
 
+#: Bytes from which on a message goes through a file in memory instead of a socket.
+BULK = 2**15
+
+
+def apart(value: Any) -> Any:
+    """Large bytes such that they are not copied into the pickle of their message."""
+    return pickle.PickleBuffer(value) if isinstance(value, bytes) and len(value) >= BULK else value
+
 
 def from_storage(
     storage: torch.UntypedStorage, offset: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
@@ -254,20 +263,26 @@ def _byte_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _span(tensor: torch.Tensor) -> int:
+    if tensor.is_contiguous():
+        return tensor.nbytes
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (steps + 1) * tensor.element_size()
 
 
-def _packed(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """All bytes of a tensor as ``uint8``, flat, and the strides that it has there: its own, where few are left out.
+def _packed(tensor: torch.Tensor) -> tuple[Any, tuple[int, ...]]:
+    """All bytes of a tensor as a flat array, and the strides that it has there: its own, where few are left out.
 
     So an expanded tensor stays as small as it is, and a column does not take the whole matrix along.
     """
-    length = _span(tensor)
-    if length <= tensor.nbytes:
-        return _byte_view(tensor).as_strided((length,), (1,)), tuple(tensor.stride())
-    strides = tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim()))
-    return _byte_view(tensor).reshape(-1), strides
+    import numpy as np
+
+    length, strides = _span(tensor), tuple(tensor.stride())
+    if length > tensor.nbytes:
+        strides = tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim()))
+        tensor = _byte_view(tensor).reshape(-1)
+        length = tensor.numel()
+    interface = {"version": 3, "shape": (length,), "typestr": "|u1", "data": (tensor.data_ptr(), False)}
+    return np.asarray(SimpleNamespace(__array_interface__=interface, keeps=tensor)), strides
 
 
 def share(tensor: torch.Tensor) -> torch.Tensor:
@@ -276,44 +291,53 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone()
     import torch
 
-    flat, strides = _packed(tensor)
-    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(flat.numel())  # type: ignore[no-untyped-call]
-    copy = from_storage(storage, 0, flat.shape, (1,), flat.dtype)
-    copy.copy_(flat)
-    return from_storage(storage, 0, tensor.shape, strides, tensor.dtype)
+    content, strides = _packed(tensor)
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(content.size)  # type: ignore[no-untyped-call]
+    copy = from_storage(storage, 0, tensor.shape, strides, tensor.dtype)
+    _packed(copy)[0][:] = content
+    return copy
 
 
 def to_bytes(tensor: torch.Tensor) -> ByValue:
     if not tensor.numel():
-        return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, b""
-    flat, strides = _packed(tensor)
-    array: Any = flat.contiguous().numpy()
-    return tuple(tensor.shape), strides, tensor.dtype, pickle.PickleBuffer(array)  # not copied until it is pickled
+        return tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype), b""
+    content, strides = _packed(tensor)
+    return (
+        tuple(tensor.shape),
+        strides,
+        str(tensor.dtype),
+        pickle.PickleBuffer(content),
+    )  # not copied until it is pickled
 
 
-def from_bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, content: Any) -> torch.Tensor:
+def _type_of(text: str) -> torch.dtype:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, text.removeprefix("torch."))
+    return dtype
+
+
+def from_bytes(shape: Sequence[int], strides: Sequence[int], dtype: str, content: Any) -> torch.Tensor:
     """The reverse of ``to_bytes``, once its content is pickled: a tensor in memory of its own."""
     import torch
 
     if content == b"":
-        return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="cpu")
-    flat = torch.frombuffer(content if isinstance(content, bytearray) else bytearray(content), dtype=torch.uint8)
-    return from_storage(flat.untyped_storage(), 0, shape, strides, dtype)
+        return torch.empty_strided(tuple(shape), tuple(strides), dtype=_type_of(dtype), device="cpu")
+    flat = torch.frombuffer(content if isinstance(content, bytearray) else bytearray(content), dtype=_type_of(dtype))
+    return flat if flat.shape == shape else flat.as_strided(shape, strides)
 
 
-def snapshot(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy for a task: a small one, which goes with its message, or one in shared memory, a file of its own."""
+def snapshot(tensor: torch.Tensor) -> torch.Tensor | ByValue:
+    """A copy for a task: one that goes with its message, or a large one in shared memory, a file of its own."""
     if min(tensor.nbytes, _span(tensor)) > MAX_WITH_TASK:
         return share(tensor)
-    if not tensor.numel():
-        return tensor.detach().clone()
     shape, strides, dtype, content = to_bytes(tensor)
-    return from_bytes(shape, strides, dtype, bytearray(content))  # torch would wake its threads for this copy
+    return shape, strides, dtype, apart(bytes(content))
 
 
 def blank_like(tensor: torch.Tensor) -> torch.Tensor:
     """Zero bytes of this shape and type."""
-    return from_bytes(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, bytearray(tensor.nbytes) or b"")
+    return from_bytes(tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype), bytearray(tensor.nbytes) or b"")
 
 
 def overwrite(tensor: torch.Tensor, content: torch.Tensor) -> None:
@@ -325,7 +349,7 @@ def overwrite(tensor: torch.Tensor, content: torch.Tensor) -> None:
 # Between processes of one host
 
 #: Number, descriptor and size of the storage (or ``None`` without items), and offset, shape, strides, type of a view.
-View = tuple["tuple[int, int, int] | None", int, tuple[int, ...], tuple[int, ...], "torch.dtype"]
+View = tuple["tuple[int, int, int] | None", int, tuple[int, ...], tuple[int, ...], str]
 
 
 class SharedViews:
@@ -335,14 +359,14 @@ class SharedViews:
         self._known: dict[int, weakref.ref[Any]] = {}
         self._dead: deque[int] = deque()
 
-    def view(self, tensor: torch.Tensor) -> View | ByValue:
-        """A message from which the other process rebuilds the view, or a copy of small content."""
-        offset, layout = int(tensor.storage_offset()), (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+    def view(self, tensor: torch.Tensor | ByValue) -> View | ByValue:
+        """A message from which the other process rebuilds the view; a copy goes as it is."""
+        if isinstance(tensor, tuple):
+            return tensor
+        offset, layout = int(tensor.storage_offset()), (tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype))
         if not tensor.numel():
             return (None, offset, *layout)
         storage = tensor.untyped_storage()
-        if is_private(tensor):
-            return to_bytes(tensor)
         if "_aorta_part" in vars(storage):
             storage, start, _ = vars(storage)["_aorta_part"]
             offset += start // tensor.element_size()
@@ -386,7 +410,7 @@ class MappedStorages:
             return from_bytes(*view)
         where, offset, shape, strides, dtype = view
         if where is None:
-            return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+            return torch.empty_strided(shape, strides, dtype=_type_of(dtype), device="cpu")
         number, fd, size = where
         if number not in self._storages:
             try:
@@ -397,7 +421,7 @@ class MappedStorages:
                     os.close(own)
             except Exception as error:
                 raise RuntimeError(f"memory of {size} bytes could not be mapped: {error}") from error
-        return from_storage(self._storages[number], offset, shape, strides, dtype)
+        return from_storage(self._storages[number], offset, shape, strides, _type_of(dtype))
 
     def unmap(self, numbers: Sequence[int]) -> None:
         """Unmap storages; the memory stays for as long as a task has a view of it."""
