@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
@@ -369,9 +368,23 @@ def _completion(
     return Completion(outcome, None, failure.at(name)), ()
 
 
-def framed(data: bytes) -> bytes:
-    """Frame a message as ``multiprocessing.connection`` does, for ``MessageSocket``."""
+def _framed(data: bytes) -> bytes:
     return _HEADER.pack(len(data)) + data
+
+
+def _first(incoming: bytearray) -> bytes | None:
+    """Take the first message out of what was received; ``None`` if it is not complete."""
+    start = _HEADER.size
+    if len(incoming) < start:
+        return None
+    stop = start + _HEADER.unpack_from(incoming)[0]
+    if not start <= stop <= start + MAX_MESSAGE:
+        raise ValueError(f"a message of {stop - start} bytes")
+    if len(incoming) < stop:
+        return None
+    data = bytes(memoryview(incoming)[start:stop])
+    del incoming[:stop]
+    return data
 
 
 class Bulk:
@@ -415,7 +428,7 @@ class Bulk:
                 at, part = at + written, part[written:]
         return pickle.dumps(("bulk", sizes), 5)
 
-    def unpack(self, data: bytes | bytearray) -> Message:
+    def unpack(self, data: bytes) -> Message:
         """The reverse of ``pack``; buffers are the receiver's own copies, which it may write."""
         message: Message = pickle.loads(data)
         if message[0] != "bulk":
@@ -507,23 +520,21 @@ class ProcessLink:
 
         ``bulk``: a task, which is large perhaps; the process has read the last one.
         """
-        data = framed(self._bulk.pack(message) if bulk else pickle.dumps(message, 5))
+        data = _framed(self._bulk.pack(message) if bulk else pickle.dumps(message, 5))
         with self._sending:
             if not self._closed:
                 waiting = bool(self._outgoing)
-                self._outgoing += data
-                if not waiting and not self._flush():
+                self._outgoing += data if waiting else data[self._send_some(data) :]
+                if self._outgoing and not waiting:
                     self._loop.watch(self._socket.fileno(), self._event, writable=True)
 
-    def _flush(self) -> bool:
+    def _send_some(self, data: bytes | bytearray) -> int:
         try:
-            while self._outgoing:
-                del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_NOSIGNAL)]
+            return self._socket.send(data, socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            return False
-        except OSError:
-            self._outgoing.clear()
-        return True
+            return 0
+        except OSError:  # it is gone, as the loop will notice
+            return len(data)
 
     def tensors(self, args: TaskArgs) -> Sequence[Any]:
         """Tensors in the form in which this process receives them."""
@@ -539,8 +550,10 @@ class ProcessLink:
         with self._sending:
             if self._closed:
                 return
-            if self._outgoing and self._flush():
-                self._loop.watch(self._socket.fileno(), self._event)
+            if self._outgoing:
+                del self._outgoing[: self._send_some(self._outgoing)]
+                if not self._outgoing:
+                    self._loop.watch(self._socket.fileno(), self._event)
         self._read()
 
     def _read(self) -> None:
@@ -561,16 +574,8 @@ class ProcessLink:
             self._loop.call_at(time.monotonic() + (0.0 if self._problem else MUTE), self._end_mute)
 
     def _deliver(self) -> None:
-        size = _HEADER.size
-        while len(self._incoming) >= size:
-            (length,) = _HEADER.unpack_from(self._incoming)
-            if not 0 <= length <= MAX_MESSAGE:
-                raise ValueError(f"a message of {length} bytes")
-            if len(self._incoming) < size + length:
-                return
-            message = self._bulk.unpack(self._incoming[size : size + length])
-            del self._incoming[: size + length]
-            self._endpoint.received(message, self)
+        while (data := _first(self._incoming)) is not None:
+            self._endpoint.received(self._bulk.unpack(data), self)
 
     def _hang_up(self) -> None:
         with self._sending:
@@ -627,8 +632,9 @@ class MessageSocket:
 
     def __init__(self, fd: int, bulk: Bulk) -> None:
         self._bulk = bulk
-        os.set_blocking(fd, True)  # the submitter may have set another default
-        self._connection = Connection(fd)
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(True)  # user code may have set another default
+        self._incoming = bytearray()
         self._sending = threading.RLock()  # a task may send from a signal handler
 
     def send(self, message: Message) -> None:
@@ -638,11 +644,15 @@ class MessageSocket:
         except OSError:  # no memory, or the task has closed the file
             data = pickle.dumps(message, 5)
         with self._sending, contextlib.suppress(OSError):
-            self._connection.send_bytes(data)
+            self._socket.sendall(_framed(data), socket.MSG_NOSIGNAL)
 
     def receive(self) -> Message | None:
         try:
-            message = self._bulk.unpack(self._connection.recv_bytes())
-        except (OSError, EOFError):  # it was closed by the task, or the other side is gone
+            while (data := _first(self._incoming)) is None:
+                received = self._socket.recv(_CHUNK)
+                if not received:
+                    return None
+                self._incoming += received
+            return self._bulk.unpack(data)
+        except OSError:  # it was closed by the task
             return None
-        return message

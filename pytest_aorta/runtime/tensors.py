@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,36 @@ def check_kind(tensor: object) -> torch.Tensor:
             f"a tensor of class {type(tensor).__module__}.{type(tensor).__qualname__} cannot be passed: what the class"
             " adds would be lost; pass the plain tensors that it is made of"
         )
+    if torch._C._dispatch_keys(tensor).raw_repr() != _plain_keys():
+        _check_layout(tensor)
+    if tensor.numel():
+        held, needed = _held(tensor), tensor.storage_offset() * tensor.element_size() + _span(tensor)
+        if needed > held:
+            raise ValueError(f"the tensor needs {needed} bytes of its storage, which has {held}: was it resized?")
+    return tensor
+
+
+@cache
+def _plain_keys() -> int:
+    """What torch dispatches dense CPU tensors by; most others have more or other keys."""
+    import torch
+
+    keys: int = torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
+    return keys
+
+
+def _held(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError) as error:
+        raise TypeError(
+            "a tensor without memory of its own cannot be passed, such as those within torch.func transforms"
+        ) from error
+
+
+def _check_layout(tensor: torch.Tensor) -> None:
+    import torch
+
     if tensor.layout != torch.strided:
         raise TypeError(f"a tensor of layout {tensor.layout} cannot be passed: slots share dense memory only")
     if tensor.is_nested:
@@ -63,17 +94,7 @@ def check_kind(tensor: object) -> torch.Tensor:
         raise TypeError(
             "a tensor that is conjugated or negated lazily cannot be passed; call .resolve_conj() or .resolve_neg()"
         )
-    try:
-        held = tensor.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError) as error:
-        raise TypeError(
-            "a tensor without memory of its own cannot be passed, such as those within torch.func transforms"
-        ) from error
-    if tensor.numel():
-        needed = tensor.storage_offset() * tensor.element_size() + _span(tensor)
-        if needed > held:
-            raise ValueError(f"the tensor needs {needed} bytes of its storage, which has {held}: was it resized?")
-    return tensor
+    _held(tensor)
 
 
 def check_writable(tensor: torch.Tensor, what: str) -> None:
@@ -237,7 +258,7 @@ def footprint_of(tensor: torch.Tensor) -> Footprint:
 # Bytes: torch does not copy, or even print, every one of its types.
 
 #: Bytes from which on a message goes through a file in memory instead of a socket.
-BULK = 2**15
+BULK = 2**17
 
 
 def apart(value: Any) -> Any:
@@ -269,20 +290,22 @@ def _span(tensor: torch.Tensor) -> int:
     return (steps + 1) * tensor.element_size()
 
 
-def _packed(tensor: torch.Tensor) -> tuple[Any, tuple[int, ...]]:
-    """All bytes of a tensor as a flat array, and the strides that it has there: its own, where few are left out.
+def _packed(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """A tensor whose span has few bytes but its own, and its strides: it itself, or a dense copy.
 
     So an expanded tensor stays as small as it is, and a column does not take the whole matrix along.
     """
+    if _span(tensor) <= tensor.nbytes:
+        return tensor, tuple(tensor.stride())
+    return _byte_view(tensor).reshape(-1), tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim()))
+
+
+def _flat(tensor: torch.Tensor) -> Any:
+    """The bytes of the span of a tensor as an array, which keeps it."""
     import numpy as np
 
-    length, strides = _span(tensor), tuple(tensor.stride())
-    if length > tensor.nbytes:
-        strides = tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim()))
-        tensor = _byte_view(tensor).reshape(-1)
-        length = tensor.numel()
-    interface = {"version": 3, "shape": (length,), "typestr": "|u1", "data": (tensor.data_ptr(), False)}
-    return np.asarray(SimpleNamespace(__array_interface__=interface, keeps=tensor)), strides
+    interface = {"version": 3, "shape": (_span(tensor),), "typestr": "|u1", "data": (tensor.data_ptr(), False)}
+    return np.asarray(SimpleNamespace(__array_interface__=interface, keeps=tensor))
 
 
 def share(tensor: torch.Tensor) -> torch.Tensor:
@@ -291,25 +314,22 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone()
     import torch
 
-    content, strides = _packed(tensor)
-    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(content.size)  # type: ignore[no-untyped-call]
+    packed, strides = _packed(tensor)
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(_span(packed))  # type: ignore[no-untyped-call]
     copy = from_storage(storage, 0, tensor.shape, strides, tensor.dtype)
-    _packed(copy)[0][:] = content
+    _flat(copy)[:] = _flat(packed)
     return copy
 
 
 def to_bytes(tensor: torch.Tensor) -> ByValue:
     if not tensor.numel():
         return tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype), b""
-    content, strides = _packed(tensor)
-    return (
-        tuple(tensor.shape),
-        strides,
-        str(tensor.dtype),
-        pickle.PickleBuffer(content),
-    )  # not copied until it is pickled
+    packed, strides = _packed(tensor)
+    # Not copied until it is pickled.
+    return tuple(tensor.shape), strides, str(tensor.dtype), pickle.PickleBuffer(_flat(packed))
 
 
+@cache
 def _type_of(text: str) -> torch.dtype:
     import torch
 
@@ -329,10 +349,11 @@ def from_bytes(shape: Sequence[int], strides: Sequence[int], dtype: str, content
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor | ByValue:
     """A copy for a task: one that goes with its message, or a large one in shared memory, a file of its own."""
-    if min(tensor.nbytes, _span(tensor)) > MAX_WITH_TASK:
+    if tensor.nbytes > MAX_WITH_TASK < _span(tensor):
         return share(tensor)
-    shape, strides, dtype, content = to_bytes(tensor)
-    return shape, strides, dtype, apart(bytes(content))
+    packed, strides = _packed(tensor)
+    content = ctypes.string_at(packed.data_ptr(), _span(packed))
+    return tuple(tensor.shape), strides, str(tensor.dtype), apart(content)
 
 
 def blank_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -336,7 +336,7 @@ def test_a_stopped_process_holds_up_nothing_and_is_replaced_at_its_tasks_deadlin
 def send_raw(args: Any) -> None:
     """Write what follows on the channel to the worker, past all that is meant for it."""
     (found,) = (found for found in gc.get_objects() if type(found) is endpoint.MessageSocket)
-    os.write(found._connection.fileno(), args.scalars[0])
+    os.write(found._socket.fileno(), args.scalars[0])
     time.sleep(PATIENCE)
 
 
@@ -353,8 +353,8 @@ def test_a_message_that_cannot_be_read_is_the_failure_of_the_task_that_runs(capf
         messages: list[tuple[bytes, str]] = [
             (b"nonsense" * 8, "cannot be read (ValueError: a message of "),
             ((3).to_bytes(4, "big") + b"abc", "cannot be read (UnpicklingError"),
-            (endpoint.framed(pickle.dumps(3)), "cannot be read (TypeError"),
-            (endpoint.framed(pickle.dumps(("nonsense", 1))), "cannot be read (ValueError"),
+            (endpoint._framed(pickle.dumps(3)), "cannot be read (TypeError"),
+            (endpoint._framed(pickle.dumps(("nonsense", 1))), "cannot be read (ValueError"),
         ]
         for data, reason in messages:
             outcome, _, why = failure_of(run_sub(worker, send, data))
