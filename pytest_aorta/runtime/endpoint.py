@@ -632,8 +632,8 @@ class MessageSocket:
 
     def __init__(self, fd: int, bulk: Bulk) -> None:
         self._bulk = bulk
-        self._socket = socket.socket(fileno=fd)
-        self._socket.setblocking(True)  # user code may have set another default
+        self.socket = socket.socket(fileno=fd)
+        self.socket.setblocking(True)  # user code may have set another default
         self._incoming = bytearray()
         self._sending = threading.RLock()  # a task may send from a signal handler
 
@@ -644,12 +644,12 @@ class MessageSocket:
         except OSError:  # no memory, or the task has closed the file
             data = pickle.dumps(message, 5)
         with self._sending, contextlib.suppress(OSError):
-            self._socket.sendall(_framed(data), socket.MSG_NOSIGNAL)
+            self.socket.sendall(_framed(data), socket.MSG_NOSIGNAL)
 
     def receive(self) -> Message | None:
         try:
             while (data := _first(self._incoming)) is None:
-                received = self._socket.recv(_CHUNK)
+                received = self.socket.recv(_CHUNK)
                 if not received:
                     return None
                 self._incoming += received

@@ -68,6 +68,7 @@ def serve(payload: dict[str, Any], channel: Channel) -> None:
     if payload["role"] == "worker":
         serve_worker(spec[0], transport, payload["owner"], seed)
     else:
+        Seed.of_slot = channel, transport.socket
         SlotProcess(transport, MappedStorages(payload["owner"])).serve(*spec)
 
 

@@ -27,6 +27,7 @@ from pytest_aorta.runtime.endpoint import Bulk, Message, ProcessEndpoint, Proces
 from pytest_aorta.runtime.graph import Hazards, HazardWarning
 from pytest_aorta.runtime.orchestrator import Orchestrator, RunHandle
 from pytest_aorta.runtime.orders import Order, compare
+from pytest_aorta.runtime.process_tree import reasons_against_forking
 from pytest_aorta.runtime.records import StartupError
 from pytest_aorta.runtime.resources.devices import (
     are_named_only,
@@ -169,7 +170,7 @@ class Worker:
         #: The orders of the last ``run``, with the hash of every output, and what differs between them.
         self.orders: list[Order] = []
         self.differences: list[str] = []
-        #: In the process of a nested worker: the fork that becomes its zygote.
+        #: In the process of a nested worker, or of a slot: the fork that becomes its zygote.
         self.seed: Seed | None = None
         self._state = WorkerState.NEW
         #: Held while processes are started, and while a callable is registered.
@@ -324,6 +325,10 @@ class Worker:
             for child, _ in self.children:
                 child._state = WorkerState.DELEGATED
             spec = self._arguments
+            if (
+                Seed.of_slot and not reasons_against_forking()
+            ):  # in a task: this process has imported all that is needed
+                self.seed = Seed(*Seed.of_slot)
             self._dispatcher = Dispatcher(f"level {spec.level} worker", spec.grace, spec.allowed_failures)
             self._heap = Heap(spec.heap_ring_size)
             self._process = os.getpid()

@@ -440,7 +440,7 @@ class PrefixSocket:
 
 
 class Seed(process_tree.Fork):
-    """A fork of this process, made before it had threads; it becomes a zygote without starting an interpreter.
+    """A fork of this process, made while it has no threads; it becomes a zygote without starting an interpreter.
 
     It is used by the first zygote of the same environment.
 
@@ -448,7 +448,10 @@ class Seed(process_tree.Fork):
         private: what the fork must not keep open.
     """
 
-    def __init__(self, private: Channel) -> None:
+    #: In a slot, what a fork of it must not keep open.
+    of_slot: tuple[Channel | socket.socket, ...] = ()
+
+    def __init__(self, *private: Channel | socket.socket) -> None:
         self.environ = dict(os.environ)
         self.control, theirs = Channel.pair()
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by the zygote)
@@ -459,8 +462,8 @@ class Seed(process_tree.Fork):
             try:
                 from pytest_aorta.runtime.zygote_main import main
 
-                private.close()
-                self.control.close()
+                for end in (*private, self.control):
+                    end.close()
                 os.setsid()
                 for fd in (1, 2):
                     os.dup2(self.log.fileno(), fd)

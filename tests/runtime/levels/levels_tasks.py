@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any, NoReturn
 
@@ -23,6 +24,24 @@ def echo(args: Any) -> dict[str, Any]:
 
 def own_pid(args: Any) -> int:
     return os.getpid()
+
+
+def interpreters_of_workers(args: Any) -> dict[str, int]:
+    """How many interpreters run here with a worker of this process, without a thread beside it and with one."""
+    import psutil
+
+    from pytest_aorta.runtime import Worker
+
+    over, found = threading.Event(), {}
+    for beside in ("alone", "beside a thread"):
+        if beside != "alone":
+            threading.Thread(target=over.wait, args=(PATIENCE,)).start()
+        with Worker(3, num_sub_workers=1, grace=0.1) as worker:
+            worker.init()
+            processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+            found[beside] = len({tuple(process.cmdline()) for process in processes})
+    over.set()
+    return found
 
 
 def own_number(item: int) -> int:

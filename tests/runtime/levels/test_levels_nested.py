@@ -292,3 +292,9 @@ def test_a_tree_of_workers_starts_one_interpreter(monkeypatch: pytest.MonkeyPatc
 
     assert len(commands) == 1
     assert found == [[[None, str(threads_of(core_shares(2)[0]))]]]
+
+
+def test_a_worker_in_a_task_starts_no_interpreter_where_its_process_can_be_forked() -> None:
+    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
+        found = run_sub(worker, worker.register(levels_tasks.interpreters_of_workers)).payload
+    assert found == {"alone": 1, "beside a thread": 2}
