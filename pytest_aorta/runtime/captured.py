@@ -61,25 +61,17 @@ class Place:
         """Map them; ``RuntimeError`` where that is not possible."""
         start = self.offset - self.offset % mmap.ALLOCATIONGRANULARITY
         try:
-            own = os.open(
-                f"/proc/{self.pid}/fd/{self.fd}", (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC
-            )
-            with contextlib.closing(_Descriptor(own)):
-                if os.fstat(own).st_ino != self.inode:
+            with open(f"/proc/{self.pid}/fd/{self.fd}", "r+b" if self.writable else "rb", buffering=0) as file:
+                if os.fstat(file.fileno()).st_ino != self.inode:
                     raise OSError("its number is another file's")
                 access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
-                mapped = mmap.mmap(own, self.offset - start + self.size, access=access, offset=start)
+                mapped = mmap.mmap(file.fileno(), self.offset - start + self.size, access=access, offset=start)
         except (OSError, ValueError) as error:
             raise RuntimeError(
                 f"shared memory that a callable has captured in process {self.pid} cannot be mapped here ({error}): is"
                 " this another host? Pass it as a tensor in TaskArgs"
             ) from error
         return memoryview(mapped)[self.offset - start :]
-
-
-class _Descriptor:
-    def __init__(self, fd: int) -> None:
-        self.close = lambda: os.close(fd)
 
 
 class Capturing:

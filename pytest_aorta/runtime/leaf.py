@@ -313,11 +313,11 @@ class WorkerTask:
         returned: list[Any] = []
         try:
             orch_fn = self._worker.callables.definitions[digest].load()
-            self._worker.build(
+            self._worker.submit(
                 lambda orch, args, config: returned.append(orch_fn(orch, args, config)),
                 args,
                 args.config,
-                opened=self._opened.set_result,
+                _opened=self._opened.set_result,
             ).wait()
             content = [(number, to_bytes(args.tensors[number])) for number in written if self._returns_written]
             self._report(dump_result(returned[0]), None, content)

@@ -29,7 +29,7 @@ from pytest_aorta.runtime.callables import dump_argument
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphTask, Member, RingFull, TaskKind, record_of
 from pytest_aorta.runtime.graph import HazardWarning, State
 from pytest_aorta.runtime.records import Outcome, TaskError, TaskRecord
-from pytest_aorta.runtime.tensors import blank_like, overwrite, slab_of, snapshot
+from pytest_aorta.runtime.tensors import slab_of, snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -194,11 +194,6 @@ class MapRef:
         chunks = yield from asyncio.gather(*self.tasks).__await__()
         return [result for chunk in chunks for result in chunk]
 
-    def cancel(self, why: str = "cancelled") -> None:
-        """Start no further chunk, and end running ones."""
-        for task in self.tasks:
-            task.cancel(why)
-
 
 class RunHandle:
     """A run that was submitted; it goes on whether or not a thread waits for it."""
@@ -206,12 +201,6 @@ class RunHandle:
     def __init__(self, dispatcher: Dispatcher, run: GraphRun) -> None:
         self._dispatcher = dispatcher
         self._run = run
-
-    def __repr__(self) -> str:
-        records = self.records
-        failed = sum(not record.ok for record in records)
-        state = "ended" if self.done else f"{self._run.unsettled} tasks open"
-        return f"<RunHandle: {state}, {len(records)} ended{f', {failed} not successful' if failed else ''}>"
 
     @property
     def done(self) -> bool:
@@ -494,7 +483,7 @@ class Orchestrator:
     def _allocate(self, blank: torch.Tensor) -> tuple[torch.Tensor, Slab]:
         tensor, slab = self._heap.allocate(blank, len(self._scopes) - 1)
         if self._run.order is not None:  # every order begins with the same content
-            overwrite(tensor, blank_like(tensor))
+            tensor.untyped_storage().fill_(0)  # type: ignore[attr-defined]
         return tensor, slab
 
     def _keep(self, slab: Slab) -> GraphNode:

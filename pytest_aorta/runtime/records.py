@@ -91,10 +91,6 @@ class TaskRecord:
         """What its callable returned; of a group, a list of what its members returned."""
         return [member.payload for member in self.members] if self.members else self.payload
 
-    @property
-    def seconds(self) -> float | None:
-        return None if self.started is None or self.ended is None else self.ended - self.started
-
 
 class RemoteTraceback(Exception):
     def __str__(self) -> str:

@@ -52,8 +52,14 @@ def check_kind(tensor: object) -> torch.Tensor:
         )
     if torch._C._dispatch_keys(tensor).raw_repr() != _plain_keys():
         _check_layout(tensor)
+    try:
+        held = tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError) as error:
+        raise TypeError(
+            "a tensor without memory of its own cannot be passed, such as those within torch.func transforms"
+        ) from error
     if tensor.numel():
-        held, needed = _held(tensor), tensor.storage_offset() * tensor.element_size() + _span(tensor)
+        needed = tensor.storage_offset() * tensor.element_size() + _span(tensor)
         if needed > held:
             raise ValueError(f"the tensor needs {needed} bytes of its storage, which has {held}: was it resized?")
     return tensor
@@ -66,15 +72,6 @@ def _plain_keys() -> int:
 
     keys: int = torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
     return keys
-
-
-def _held(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError) as error:
-        raise TypeError(
-            "a tensor without memory of its own cannot be passed, such as those within torch.func transforms"
-        ) from error
 
 
 def _check_layout(tensor: torch.Tensor) -> None:
@@ -94,7 +91,6 @@ def _check_layout(tensor: torch.Tensor) -> None:
         raise TypeError(
             "a tensor that is conjugated or negated lazily cannot be passed; call .resolve_conj() or .resolve_neg()"
         )
-    _held(tensor)
 
 
 def check_writable(tensor: torch.Tensor, what: str) -> None:
@@ -354,11 +350,6 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor | ByValue:
     packed, strides = _packed(tensor)
     content = ctypes.string_at(packed.data_ptr(), _span(packed))
     return tuple(tensor.shape), strides, str(tensor.dtype), apart(content)
-
-
-def blank_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Zero bytes of this shape and type."""
-    return from_bytes(tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype), bytearray(tensor.nbytes) or b"")
 
 
 def overwrite(tensor: torch.Tensor, content: torch.Tensor) -> None:

@@ -181,12 +181,6 @@ class Worker:
         #: The orchestrators of threads that build graphs.
         self._building: dict[int, Orchestrator] = {}
 
-    def __repr__(self) -> str:
-        spec = self._arguments
-        has = {"device_ids": spec.device_ids, "num_sub_workers": spec.num_sub_workers, "workers": len(self.children)}
-        described = "".join(f" {name}={value}" for name, value in has.items() if value)
-        return f"<Worker level={spec.level}{described}: {self._state.name}>"
-
     def spec(self, above: Callables | None = None) -> WorkerSpec:
         """A specification from which another process builds this worker; ``above``: callables of the level above."""
         callables = self.callables.copy(above)
@@ -423,7 +417,8 @@ class Worker:
         fail_fast: bool = False,
         priority: int = 0,
         block: bool = False,
-        order: Order | None = None,
+        _order: Order | None = None,
+        _opened: Callable[[RunHandle], object] = lambda handle: None,
     ) -> RunHandle:
         """Build the graph of a run: calls ``orch_fn(orch, args, config)``, and returns when that has returned.
 
@@ -438,7 +433,6 @@ class Worker:
             fail_fast: once a task has failed, have every further submission of this run raise that failure.
             priority: tasks of runs with a higher one start first.
             block: wait until fewer than two other runs are open, before the graph is built.
-            order: in which its tasks start, see ``replay_orders``.
         """
         check_function("orch_fn", orch_fn, "orch_fn(orch, args, config)")
         expect("priority", priority, int, "a whole number")
@@ -447,21 +441,6 @@ class Worker:
             raise RuntimeError(f"this worker is used by process {self._process}, of which this one is a fork")
         if threading.get_ident() in self._building:
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
-        return self.build(orch_fn, args, config, fail_fast=fail_fast, priority=priority, block=block, order=order)
-
-    def build(
-        self,
-        orch_fn: Callable[..., Any],
-        args: Any,
-        config: Any,
-        *,
-        fail_fast: bool = False,
-        priority: int = 0,
-        block: bool = False,
-        opened: Callable[[RunHandle], object] = lambda handle: None,
-        order: Order | None = None,
-    ) -> RunHandle:
-        """As ``submit``, also for tasks of the level above; calls ``opened`` with the run before ``orch_fn``."""
         spec = self._arguments
         with SIGINT_HELD:
             run = self._dispatcher.open_run(
@@ -470,15 +449,15 @@ class Worker:
                     fail_fast=fail_fast,
                     priority=priority,
                     keeps=(orch_fn, args, config),
-                    hazards=order or (Hazards() if spec.check and not spec.replay_orders else None),
-                    order=order,
+                    hazards=_order or (Hazards() if spec.check and not spec.replay_orders else None),
+                    order=_order,
                 ),
                 block,
             )
             orchestrator = Orchestrator(self._dispatcher, run, self._heap, self.callables, spec.ring_timeout)
             handle = RunHandle(self._dispatcher, run)
             try:
-                opened(handle)
+                _opened(handle)
                 self._building[threading.get_ident()] = orchestrator
                 try:
                     with SIGINT_HELD.released():
@@ -503,7 +482,7 @@ class Worker:
         self.orders, self.differences = [], []
         for place, number in enumerate((0, *self._arguments.replay_orders)):
             order = Order(number)
-            self.submit(orch_fn, args, config, fail_fast=fail_fast, order=order).wait()
+            self.submit(orch_fn, args, config, fail_fast=fail_fast, _order=order).wait()
             order.end()
             self.orders.append(order)
             if place:

@@ -336,6 +336,16 @@ class Task:
             self._channel = None
 
 
+def _order_fork(zygote: Channel) -> tuple[Channel, Channel]:
+    """Have a child forked; the channel to it, and that of its fate."""
+    channel, theirs = Channel.pair()
+    fate, its = Channel.pair()
+    with contextlib.closing(theirs), contextlib.closing(its):
+        # In one piece: other threads send orders, too.
+        zygote.send({"op": "fork"}, [theirs.fileno(), its.fileno()])
+    return channel, fate
+
+
 class LentFork(process_tree.Fork):
     """A task in a fork of a zygote that another process owns and lent to this one (``Zygote.lend``).
 
@@ -352,10 +362,7 @@ class LentFork(process_tree.Fork):
 
     def __init__(self, zygote: Channel, payload: Any, *, stdout: str, stderr: str) -> None:
         self.swept: list[str] = []
-        self._channel, theirs = Channel.pair()
-        self._fate, its = Channel.pair()
-        with contextlib.closing(theirs), contextlib.closing(its):
-            zygote.send({"op": "fork"}, [theirs.fileno(), its.fileno()])
+        self._channel, self._fate = _order_fork(zygote)
         outputs = {"stdout": stdout, "stderr": stderr, "stacks": None}
         self._channel.send({"payload": payload, **outputs, "cores": None, "descriptors": 0})
         report = self._fate.receive()
@@ -702,17 +709,11 @@ class Zygote:
             "cores": None if cores is None else list(cores),
             "descriptors": len(descriptors),
         }
-        channel, theirs = Channel.pair()
-        fate, its = Channel.pair()
         try:
-            try:
-                # In one piece: other threads send orders, too.
-                self.control.send({"op": "fork"}, [theirs.fileno(), its.fileno()])
-            except OSError:
-                raise self.death() from None
-            finally:
-                theirs.close()
-                its.close()
+            channel, fate = _order_fork(self.control)
+        except OSError:
+            raise self.death() from None
+        try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died, as its fate will say
                 channel.send(task, descriptors)
         except BaseException:

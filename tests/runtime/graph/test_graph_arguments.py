@@ -73,6 +73,7 @@ def test_overlapping_writes_of_one_task_are_refused(shared: torch.Tensor) -> Non
             accesses(args)
 
 
+@pytest.mark.filterwarnings("ignore:.*quantize")
 def test_what_cannot_be_passed_is_refused_and_leaves_nothing(shared: torch.Tensor) -> None:
     args = TaskArgs()
     refused: list[tuple[Any, Any, str]] = [
@@ -82,6 +83,9 @@ def test_what_cannot_be_passed_is_refused_and_leaves_nothing(shared: torch.Tenso
         (torch.zeros(3, device="meta"), Tag.INPUT, "on meta.*slots share CPU memory only"),
         (torch.eye(3).to_sparse(), Tag.INPUT, "sparse_coo"),
         (torch.zeros(2, dtype=torch.complex64).conj(), Tag.INPUT, r"resolve_conj\(\)"),
+        (torch.zeros(2, dtype=torch.complex64).conj().imag, Tag.INPUT, r"resolve_neg\(\)"),
+        (torch.nested.nested_tensor([torch.zeros(1)]), Tag.INPUT, "nested"),
+        (torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.qint8), Tag.INPUT, "quantized"),
         (torch.zeros(1), "INPUT", "expected a Tag, not 'INPUT'"),
     ]
     for tensor, tag, why in refused:

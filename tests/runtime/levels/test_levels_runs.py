@@ -51,7 +51,6 @@ def test_a_record_says_all_that_is_known_of_a_task(host: Host) -> None:
     assert record.started is not None
     assert record.ended is not None
     assert record.submitted <= record.started <= record.ended
-    assert record.seconds == record.ended - record.started
 
 
 @pytest.mark.statement(17)
@@ -489,7 +488,7 @@ def test_a_submission_that_waits_ends_with_its_run(gates: Gates) -> None:
 
         worker.init()
         runs: list[RunHandle] = []
-        building = threading.Thread(target=worker.build, args=(build, None, None), kwargs={"opened": runs.append})
+        building = threading.Thread(target=worker.submit, args=(build,), kwargs={"_opened": runs.append})
         building.start()
         gates.wait_until_began("a")
         runs[0].cancel("enough")

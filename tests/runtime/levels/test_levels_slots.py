@@ -336,7 +336,7 @@ def test_a_stopped_process_holds_up_nothing_and_is_replaced_at_its_tasks_deadlin
 def send_raw(args: Any) -> None:
     """Write what follows on the channel to the worker, past all that is meant for it."""
     (found,) = (found for found in gc.get_objects() if type(found) is endpoint.MessageSocket)
-    os.write(found._socket.fileno(), args.scalars[0])
+    os.write(found.socket.fileno(), args.scalars[0])
     time.sleep(PATIENCE)
 
 
