@@ -293,7 +293,8 @@ def _packed(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     """
     if _span(tensor) <= tensor.nbytes:
         return tensor, tuple(tensor.stride())
-    return _byte_view(tensor).reshape(-1), tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim()))
+    strides = tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim()))
+    return _byte_view(tensor).reshape(-1).contiguous(), strides
 
 
 def _flat(tensor: torch.Tensor) -> Any:

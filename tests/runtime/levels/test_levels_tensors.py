@@ -229,6 +229,7 @@ def test_private_memory_and_views_of_one_memory_are_read_as_they_are(inverter: t
     worker, submit = inverter
     base = torch.arange(24.0).reshape(4, 6)
     tensors = [base, base[1:], base[:, 2], base[0, 0], base.t(), base[:1].expand(3, 6), torch.zeros(0), base[::2, ::3]]
+    tensors.append(base.to(torch.uint8)[:, 2])  # of single bytes, a flat view needs no copy
     args = TaskArgs().add_scalar(0)
     for tensor in [*tensors, *(share(tensor.clone()) for tensor in tensors)]:
         args.add(tensor)
