@@ -111,7 +111,6 @@ def test_a_question_about_speed_is_answered_with_speed(stage: Stage, other: str)
     )
     sets = ["--aorta-mitigations", "none", "--aorta-mitigations", other]
     result = stage.run(*COMMAND, *sets, "--aorta-trials", "14", "--aorta-stop", "speed")
-    output = result.stdout.str()
     assert not any("undecided" in line.split()[:6] and " 1 " in line for line in result.outlines)
     kind = "slower" if other == "PAUSE=1" else "*"
     result.stdout.fnmatch_lines(
