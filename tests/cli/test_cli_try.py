@@ -215,7 +215,7 @@ def test_two_ends_of_a_metric_are_two_outcomes(stage: Stage) -> None:
     result = stage.aorta("try", "--", "python", "train.py", env=OWN)
     result.stdout.fnmatch_lines(
         [
-            "It did not fail in * runs, but has two outcomes: 0.841 in * runs, 0.859 in * (loss, which was read in *).",
+            "It did not fail in * runs, but has two outcomes: 0.841 in * runs, 0.859 in * (loss).",
             "This line finds the first step that differs:",
             "*--aorta-collect divergence*",
         ]
