@@ -254,7 +254,7 @@ def footprint_of(tensor: torch.Tensor) -> Footprint:
 # Bytes: torch does not copy, or even print, every one of its types.
 
 #: Bytes from which on a message goes through a file in memory instead of a socket.
-BULK = 2**17
+BULK = 2**16
 
 
 def apart(value: Any) -> Any:
