@@ -319,9 +319,8 @@ class Worker:
             for child, _ in self.children:
                 child._state = WorkerState.DELEGATED
             spec = self._arguments
-            if (
-                Seed.of_slot and not reasons_against_forking()
-            ):  # in a task: this process has imported all that is needed
+            # In a task: its process has imported all that is needed.
+            if Seed.of_slot and not reasons_against_forking():
                 self.seed = Seed(*Seed.of_slot)
             self._dispatcher = Dispatcher(f"level {spec.level} worker", spec.grace, spec.allowed_failures)
             self._heap = Heap(spec.heap_ring_size)

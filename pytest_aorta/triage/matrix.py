@@ -226,13 +226,15 @@ def _legend(rows: Sequence[Row], has_verdicts: bool) -> Iterator[str]:
 class EarlierMatrix:
     """Content of an earlier run's matrix.json; empty if the file is missing, damaged, or foreign.
 
-    ``zooms``: sentences about operators that differ, by workload, cell, and the cell that it was compared with.
+    ``complete``: the run has reached its end, if only as no more trials were needed. ``zooms``: sentences about
+    operators that differ, by workload, cell, and the cell that it was compared with.
     """
 
     def __init__(self, results: Path) -> None:
         self.seen: dict[CellKey, int] = {}
         self.planned: dict[CellKey, int] = {}
         self.settings: TriageSettings | None = None
+        self.complete = True
         self.zooms: dict[tuple[str, str, str | None], str] = {}
         self._was_sequential = False
         try:
@@ -254,6 +256,7 @@ class EarlierMatrix:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return
         self._was_sequential = content["settings"]["sequential"]
+        self.complete = bool(content["complete"])
         self.settings = TriageSettings(**settings)
         self.seen = {key: seen for key, seen, _ in numbers}
         self.planned = {key: planned for key, _, planned in numbers if planned is not None}

@@ -406,8 +406,9 @@ class Report:
 
     def _facts(self) -> list[tuple[str, str]]:
         """Trials, hosts and times of the run."""
-        missing = sum(EarlierMatrix(self.folder).planned.values()) - len(self.trials)
-        left = f", {missing} more planned" if missing > 0 else ""
+        matrix = EarlierMatrix(self.folder)
+        missing = sum(matrix.planned.values()) - len(self.trials)
+        left = f", {missing} more planned" if missing > 0 and not matrix.complete else ""
         numbers = f"{counted(len(self.trials), 'trial')} in {counted(len(self.triage.cells), 'cell')}{left}"
         facts = [("trials", numbers), ("host", _listed([name for name, _ in self.hosts.most_common()]))]
         times = [facts.started_at for facts in self.trials if facts.started_at]

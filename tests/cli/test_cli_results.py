@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,8 @@ def test_a_bug_report_of_a_run_that_has_not_ended_says_what_is_missing(results: 
     state = RunState(planned={row.cell.key: 20 for row in table.rows}, complete=False)
     Path("results/matrix.json").write_text(matrix_json(table, state))
     assert "- trials: 16 trials in 2 cells, 24 more planned\n" in command("report", "--markdown").output
+    Path("results/matrix.json").write_text(matrix_json(table, replace(state, complete=True)))  # all were decided
+    assert "- trials: 16 trials in 2 cells\n" in command("report", "--markdown").output
 
 
 @pytest.mark.parametrize(
