@@ -257,6 +257,8 @@ def run_workload(
             backend = {"cpu": "gloo", "cuda": "nccl"}.get(config.get("device", "auto"), default)
         if not dist.is_initialized():
             dist.init_process_group(backend)
+            if backend == "gloo":
+                dist.barrier()  # connecting fails in the other ranks if one has left by then
 
     def after_run() -> None:
         if learner is not None:
