@@ -39,11 +39,12 @@ class StopsAtDashes(click.Command):
         return super().parse_args(ctx, args)
 
 
-def run_pytest(arguments: list[str], settings: Mapping[str, str | None]) -> None:
+def run_pytest(arguments: list[str], settings: Mapping[str, str | None]) -> int:
+    """Its exit status."""
     import pytest
 
     words = [f"{BY_NAME[name].hidden}={text}" for name, text in settings.items() if text is not None]
-    raise click.exceptions.Exit(int(pytest.main([*words, *arguments])))
+    return int(pytest.main([*words, *arguments]))
 
 
 @click.command(
@@ -78,7 +79,8 @@ def run(
     words = [str(checked.file), "-rs", *(f"--aorta-where={each.text}" for each in where)]
     words += [f"--aorta-registry-file={Path(file).absolute()}" for file in files]
     units = None if only is None else "\n".join(sorted(only))
-    run_pytest([*words, *(arguments or ())], {"actions": action, "units": units, "since": utc_now() if new else None})
+    settings = {"actions": action, "units": units, "since": utc_now() if new else None}
+    raise click.exceptions.Exit(run_pytest([*words, *(arguments or ())], settings))
 
 
 @click.command("ci-matrix")

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from pytest_aorta.settings import BESIDE, BY_NAME, PREFIX, RequestError
 #: A commit: its hash, its subject, and the files that it touches.
 Commit = tuple[str, str, list[str]]
 
+#: Of pytest.
+_NO_TESTS_COLLECTED = 5
 
 _max_trials = click.option(
     "--max-trials", metavar="N", help=f"All trials together (default {BY_NAME['max-trials'].default})."
@@ -41,13 +43,19 @@ def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _max_trials(signature(_options_of_pytest(command)))
 
 
+def _run_search(arguments: list[str], settings: Mapping[str, str | None]) -> None:
+    status = run_pytest(arguments, settings)
+    # pytest has said what it lacks: a command or a workload.
+    raise click.exceptions.Exit(4 if status == _NO_TESTS_COLLECTED else status)
+
+
 @click.command("minimize", context_settings={"ignore_unknown_options": True})
 @click.argument("mitigations", metavar="A,B")
 @_max_trials
 @_options_of_pytest
 def minimize(mitigations: str, max_trials: str | None, arguments: tuple[str, ...]) -> None:
     """pytest runs the trials: pytest-aorta minimize four --aorta-workload gemm. The baseline is --aorta-mitigations."""
-    run_pytest(list(arguments), {"minimize": mitigations, "max-trials": max_trials})
+    _run_search(list(arguments), {"minimize": mitigations, "max-trials": max_trials})
 
 
 class _Search(AnswersByStatus, StopsAtDashes):
@@ -120,24 +128,24 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
         words += [f"--aorta-environment={name.strip()}" for name in given["environments"].split(",")]
     if command:
         words.append(f"--aorta-command={shlex.join(command)}")
-    run_pytest(words, {"bisect": json.dumps(request), "build": given["build"], "max-trials": given["max_trials"]})
+    _run_search(words, {"bisect": json.dumps(request), "build": given["build"], "max-trials": given["max_trials"]})
 
 
 @click.command(
     "explain",
     cls=_Search,
     context_settings={"ignore_unknown_options": True},
-    options_metavar="GOOD BAD [OPTIONS]",
+    options_metavar="[OPTIONS]",
     epilog="A command follows --: explain good.json bad.json -- python train.py",
 )
-@click.argument("good", type=click.Path(path_type=Path), metavar="")
-@click.argument("bad", type=click.Path(path_type=Path), metavar="")
+@click.argument("good", type=click.Path(path_type=Path), metavar="GOOD")
+@click.argument("bad", type=click.Path(path_type=Path), metavar="BAD")
 @_shared_options
 @click.pass_obj
 def explain(command: list[str] | None, /, arguments: tuple[str, ...], **given: Any) -> None:
     """Which differences between two sides make it fail here. GOOD and BAD: trial files, results directories, or outputs
-    of pytest-aorta env --json --all, of a machine where it works and of one where it fails. What can be changed here is
-    (variables, threads, cores, limits, package versions, options); pytest runs the trials, with its options. Without a
+    of pytest-aorta env --json --all, of a machine where it works and of one where it fails. Variables, threads, cores,
+    limits, package versions and options can be changed here; pytest runs the trials, with its options. Without a
     command or a workload, that of BAD is taken. Exit status 0: a smallest set of differences was found; 1: none within
     --max-trials; 4: wrong use.
     """
@@ -147,7 +155,7 @@ def explain(command: list[str] | None, /, arguments: tuple[str, ...], **given: A
 
     good, bad = given["good"], given["bad"]
     changes, rest = sorted_out(differences(environments_of(good), environments_of(bad)))
-    for line in listing(changes, rest):
+    for line in listing(changes, rest) if changes or rest else ():
         click.echo(line)
     if not changes:
         raise RequestError(
@@ -160,7 +168,7 @@ def explain(command: list[str] | None, /, arguments: tuple[str, ...], **given: A
     elif not any(word.startswith(("--aorta-command", "--aorta-workload")) for word in words):
         words += _requested(bad, {name for each in changes for name in each.bad.options})
     request = ExplainRequest(tuple(changes), tuple(rest), given["signature"])
-    run_pytest(words, {"explain": request.to_json(), "max-trials": given["max_trials"]})
+    _run_search(words, {"explain": request.to_json(), "max-trials": given["max_trials"]})
 
 
 def _requested(path: Path, but: Collection[str]) -> list[str]:
@@ -246,7 +254,7 @@ def amplify(command: list[str] | None, /, arguments: tuple[str, ...], **given: A
     if command:
         words.append(f"--aorta-command={shlex.join(command)}")
     request = {"names": names, "signature": given["signature"]}
-    run_pytest(words, {"amplify": json.dumps(request), "max-trials": given["max_trials"]})
+    _run_search(words, {"amplify": json.dumps(request), "max-trials": given["max_trials"]})
 
 
 def commits_of(text: str, repository: str, *, first_parent: bool = True) -> list[Commit]:

@@ -223,10 +223,13 @@ def test_what_cannot_be_is_refused(stage: Stage) -> None:
         (["explain", one, "nothing.json", "--", "true"], "nothing.json: No such file or directory"),
         (["explain", one, two], "names no workload; expected a command after --, or --aorta-workload NAME"),
         (["bisect", "--values", "A=1,2", "--aorta-trials", "3", "--", "true"], "use --max-trials N"),
+        (["explain", one], "Missing argument 'BAD'"),
         (["bisect", "--values", "A=1,2", "--confidence", "2", "--", "true"], "2.0 is not in the range"),
+        (["amplify"], "no trials: of what? --aorta-workload NAME"),
     ):
         done = stage.aorta(*words)
         assert done.ret == 4, text(done)
         assert problem in text(done)
+        assert "0 differences" not in text(done)
     done = stage.aorta("explain", one, two, "--aorta-mitigations=A=1", "--aorta-mitigations=A=2", "--", "true")
     assert "explain: expected one environment and one mitigation set, under which all its trials run" in text(done)
