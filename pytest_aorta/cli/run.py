@@ -44,7 +44,10 @@ def run_pytest(arguments: list[str], settings: Mapping[str, str | None]) -> int:
     import pytest
 
     words = [f"{BY_NAME[name].hidden}={text}" for name, text in settings.items() if text is not None]
-    return int(pytest.main([*words, *arguments]))
+    try:
+        return int(pytest.main([*words, *arguments]))
+    except KeyboardInterrupt:  # before its session, or after it
+        return int(pytest.ExitCode.INTERRUPTED)
 
 
 @click.command(
