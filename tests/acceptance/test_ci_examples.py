@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,35 @@ def test_hooks_before_a_commit_and_make_have_the_checks_of_ci() -> None:
     for name in (".ci/run", "Makefile", ".pre-commit-config.yaml"):
         found = {check for check in checks if check in (ROOT / name).read_text()}
         assert found == {*checks}, name
+
+
+FAILS_FIRST = """
+import os, pytest
+
+@pytest.mark.parametrize("number", range(int(os.environ["NUMBER"])))
+def test_it(number):
+    assert "ALWAYS" not in os.environ
+    open(f"{number}", "a").write("x")
+    assert open(f"{number}").read() != "x"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "status"), [({"NUMBER": "2"}, 0), ({"NUMBER": "4"}, 1), ({"NUMBER": "1", "ALWAYS": "1"}, 1)]
+)
+def test_ci_names_few_tests_that_fail_once_and_fails_for_others(
+    tmp_path: Path, given: dict[str, str], status: int
+) -> None:
+    (tmp_path / "test_first.py").write_text(FAILS_FIRST)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    words = [str(ROOT / ".ci" / "steady"), "pytest", "-p", "no:aorta", "test_first.py"]
+    environ = {**os.environ, "PATH": path, **given}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
+    assert done.returncode == status, done.stdout + done.stderr
+    unsteady = [line for line in done.stdout.splitlines() if line.startswith("unsteady: ")]
+    assert len(unsteady) == (2 if status == 0 else 0)
+    assert all("test_first.py::test_it[" in line for line in unsteady)
 
 
 class Runners:
