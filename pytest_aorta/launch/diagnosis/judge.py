@@ -452,6 +452,8 @@ class _Case:
         elif done and len(ranks) - len(done) == 1:
             blamed = waiting if len(done) > 1 else set()
             present, grounds = set(), f"it waited when {rank_names(done)} were done"
+            if not blamed and waiting:
+                several = f"{rank_names(done)} was done when {rank_names(waiting)} still waited"
         elif done:
             grounds = f"it was done when {rank_names(present)} still waited"
         elif len(hung - unseen) == 1:

@@ -246,6 +246,8 @@ def test_a_rank_that_was_done_is_blamed_by_more_than_one_other(tmp_path: Path, r
     assert found.failure is not None
     assert (found.failure.rank, found.failure.confidence) == (cause, "unknown" if cause is None else "likely")
     assert [each.rank for each in found.ranks if each.blame == "cause"] == ([] if cause is None else [cause])
+    if ranks == "lost done":
+        assert found.failure.evidence == "rank 1 was done when rank 0 still waited"
 
 
 def test_the_rank_that_an_unexpected_size_ends_is_not_the_cause(tmp_path: Path) -> None:
