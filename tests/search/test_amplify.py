@@ -134,7 +134,7 @@ _LOOKS_BESIDE = """
                 except OSError:
                     pass
     for _ in range(5):
-        if any(b"the-load" in each for each in others()):
+        if any(each.startswith(b"sh") and b"the-load" in each for each in others()):  # pytest has the word, too
             raise SystemExit("it is there")
         time.sleep(0.02)
 """
