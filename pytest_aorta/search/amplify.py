@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from scipy.special import betaincc
 
 from pytest_aorta.common.texts import counted
 from pytest_aorta.search import Steps
@@ -19,6 +20,9 @@ from pytest_aorta.triage.searches import SearchReport, SearchRow
 #: A condition is tried with fresh pairs where it fails so many times as often as without, with this probability, and
 #: has failed so often.
 _TIMES, _LIKELY, _FEWEST = 2.0, 0.9, 2
+
+#: None can fail so many times as often, with this probability: the search ends.
+_FREQUENT = 0.999
 
 #: Trials of each condition before any has more than another; and draws of rates for the probability above.
 _FIRST, _DRAWS = 2, 400
@@ -84,7 +88,7 @@ class Amplify:
 
     def steps(self) -> Steps:
         arms = self._arms
-        while arms.left:
+        while arms.left and not self._is_frequent():
             candidate = self._candidate()
             if candidate is None:
                 yield from arms.run(self._choose())
@@ -93,6 +97,10 @@ class Amplify:
                 return
             else:
                 self._not_before[candidate] = 2 * arms.trials[candidate]
+
+    def _is_frequent(self) -> bool:
+        failures, trials = self._arms.failures[0], self._arms.trials[0]
+        return bool(betaincc(failures + 0.5, trials - failures + 0.5, 1 / _TIMES) >= _FREQUENT)
 
     def _leads(self) -> bool:
         """Whether more pairs are worth it: up to a third of them in any case, later those of a clear lead."""
@@ -134,6 +142,8 @@ class Amplify:
         if result.found is None:
             if not any(result.trials):
                 return False, "nothing to amplify: no trial came to its main work"
+            if self._is_frequent():
+                return False, f"nothing to amplify: {result.failures[0]} of {result.trials[0]} failed with {names[0]}"
             most = max(range(len(names)), key=lambda at: (result.failures[at] / max(1, result.trials[at]), -at))
             seen = f"{result.failures[most]} of {result.trials[most]} with {names[most]}"
             total = counted(self._arms.started, "trial")

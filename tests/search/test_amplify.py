@@ -55,8 +55,15 @@ def test_of_twelve_conditions_the_one_that_acts_is_found_with_fewer_trials_than_
 def test_a_condition_that_does_nothing_is_hardly_ever_named() -> None:
     searches = [run(Amplify(named(6), 300), by_rates([0.1] * 6, seed))[0] for seed in range(15)]
     assert sum(result.found is not None for result in searches) <= 2
-    (sentence,) = {Amplify(named(3), 0).conclusion()[1]}
-    assert sentence == "nothing to amplify: no trial came to its main work"
+    assert Amplify(named(3), 0).conclusion()[1] == "nothing to amplify: no trial came to its main work"
+
+
+def test_a_fault_that_is_frequent_by_itself_ends_the_search() -> None:
+    search = Amplify(named(3), 2000)
+    result, number = run(search, by_rates([0.95, 1.0, 1.0], 0))
+    assert (result.found, number < 100) == (None, True)
+    seen = f"{result.failures[0]} of {result.trials[0]}"
+    assert search.conclusion() == (False, f"nothing to amplify: {seen} failed with no condition")
 
 
 def test_a_search_that_is_interrupted_does_not_blame_its_limit_of_trials() -> None:
