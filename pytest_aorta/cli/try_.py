@@ -28,6 +28,7 @@ import click
 from pytest_aorta.cli.activity import Activity
 from pytest_aorta.common.cache import cache_folder
 from pytest_aorta.common.texts import counted, duration_text, first_names, one_line, read_tail
+from pytest_aorta.plugin.next_step import LONGEST, UNTIL_IT_FAILS
 from pytest_aorta.registry import BUILTIN_MITIGATIONS
 from pytest_aorta.runtime.resources.devices import find_devices
 from pytest_aorta.settings import Reader, RequestError, seconds, shown_command
@@ -685,6 +686,10 @@ def _measurement(look: _Look) -> tuple[list[str], list[str]]:
         own = shlex.join(_words({**look.options, **look.options_of_trials()}))
         lines.append("  It is rare. This line looks for a condition that makes it frequent:")
         lines.append(f"\n    pytest-aorta amplify {own} -- {look.command}\n")
+    elif not look.bad and not outcomes:
+        own = {"command": look.command, **look.options, **look.options_of_trials(), **UNTIL_IT_FAILS}
+        lines.append(f"  If it fails rarely, this line runs it until it fails, for {LONGEST} at most:")
+        lines.append(f"\n    pytest {shlex.join([*_words(own), *look.stdin_words])}\n")
     return arguments, lines
 
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 #: Switches that the next command does not repeat.
 _SWITCHES = ("--aorta-resume", "--lf", "--last-failed")
 
-#: Most trials, and longest time, of a search for a fault that was not seen.
-_MANY, _LONG = 10_000, "1h"
+#: Longest time of a search for a fault that was not seen; its options.
+LONGEST = "1h"
+UNTIL_IT_FAILS = {"trials": "10000", "stop": f"failures=1,{LONGEST}"}
 
 
 #: Options that a search chooses itself.
@@ -70,8 +71,8 @@ def next_steps(run: SessionRun, table: Table, stopped: str | None) -> Iterator[s
     if not is_line:
         yield f"next: {report}"
     elif is_rare and not table.settings.speed and not kinds & {"slower", "faster"}:
-        stop = ["--aorta-trials", str(_MANY), "--aorta-stop", f"failures=1,{_LONG}"]
-        yield f"next: until it fails, for {_LONG} at most: {_line(run, stop)}"
+        stop = [word for name, value in UNTIL_IT_FAILS.items() for word in (f"--aorta-{name}", value)]
+        yield f"next: until it fails, for {LONGEST} at most: {_line(run, stop)}"
     elif undecided and table.associations.runs is None and not is_answered:
         more = _more(run, undecided, table)
         trials = max(row.cell.total for row in rows) + more

@@ -283,6 +283,8 @@ def test_ctrl_c_leaves_what_was_seen(stage: Stage) -> None:
             "It did not fail in * run*; its failure rate is below *",
             "This line looks longer, and compares speeds:",
             "*--aorta-stop speed,*",
+            "  If it fails rarely, this line runs it until it fails, for 1h at most:",
+            "    pytest '--aorta-command=python train.py' --aorta-timeout=* --aorta-trials=10000 *",
         ]
     )
     assert not list(stage.path.glob("tmp/aorta-try-*"))
