@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
         commits = commits_of(given["commits"], given["repo"] or ".", first_parent=not given["all_parents"])
         suffix = f"@{Path(given['repo']).absolute()}" if given["repo"] else ""
         words += [f"--aorta-environment={COMMIT_PREFIX}{commit}{suffix}" for commit, _, _ in commits]
-        request["titles"] = [subject for _, subject, _ in commits]
+        request["titles"] = [textwrap.shorten(subject, 60, placeholder=" ...") for _, subject, _ in commits]
         request["weights"] = weights_of(commits, given["prior_path"], given["prior_text"])
     elif axis == "versions":
         words += [f"--aorta-environment={INLINE_PREFIX}{each}" for each in versions_of(given["versions"])]
