@@ -74,7 +74,8 @@ def next_steps(run: SessionRun, table: Table, stopped: str | None) -> Iterator[s
         yield f"next: {report}"
     elif is_rare and not table.settings.speed and not kinds & {"slower", "faster"}:
         stop = ["--aorta-trials", str(_MANY), "--aorta-stop", f"failures=1,{_LONG}"]
-        yield f"next: until it fails, for {_LONG} at most: {_line(run, stop)}"
+        what = "it" if len(rows) == 1 else "each cell"
+        yield f"next: until {what} fails, for {_LONG} at most: {_line(run, stop)}"
     elif undecided and table.associations.runs is None and not is_answered:
         more = _more(run, undecided, table)
         trials = max(row.cell.total for row in rows) + more
@@ -110,9 +111,9 @@ def _time(run: SessionRun, rows: Sequence[Row], more: int) -> str:
 def _stop(run: SessionRun) -> str:
     stop = run.selection.stop
     goals = {"first-fix": stop.first_fix, "equivalence": stop.equivalence, "speed": stop.speed}
-    words = [name for name, is_set in goals.items() if is_set] or (["decided"] if stop.decided else [])
-    words += [f"failures={stop.failures}"] if stop.failures is not None else []
-    return ",".join([*words, *([] if stop.confirm or not words else ["confirm=0"])])
+    # Not failures=N, with which cells that have failed so often would have no more trials.
+    words = [name for name, is_set in goals.items() if is_set] or ["decided"]
+    return ",".join([*words, *([] if stop.confirm else ["confirm=0"])])
 
 
 def _line(run: SessionRun, more: Sequence[str]) -> str:
