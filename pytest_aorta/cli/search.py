@@ -44,23 +44,33 @@ def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _max_trials(signature(_options_of_pytest(command)))
 
 
-def _run_search(arguments: list[str], settings: Mapping[str, str | None]) -> None:
-    status = run_pytest(arguments, settings)
+class _Search(AnswersByStatus, StopsAtDashes):
+    """Its words after ``--`` are a command."""
+
+
+def _run(words: Sequence[str], command: list[str] | None, settings: Mapping[str, str | None]) -> None:
+    status = run_pytest([*words, *([f"--aorta-command={shlex.join(command)}"] if command else [])], settings)
     # pytest has said what it lacks: a command or a workload.
     raise click.exceptions.Exit(4 if status == _NO_TESTS_COLLECTED else status)
 
 
-@click.command("minimize", context_settings={"ignore_unknown_options": True})
+@click.command(
+    "minimize",
+    cls=_Search,
+    context_settings={"ignore_unknown_options": True},
+    epilog="A command follows --: minimize A,B -- python train.py",
+)
 @click.argument("mitigations", metavar="A,B")
 @_max_trials
 @_options_of_pytest
-def minimize(mitigations: str, max_trials: str | None, arguments: tuple[str, ...]) -> None:
-    """pytest runs the trials: pytest-aorta minimize four --aorta-workload gemm. The baseline is --aorta-mitigations."""
-    _run_search(list(arguments), {"minimize": mitigations, "max-trials": max_trials})
-
-
-class _Search(AnswersByStatus, StopsAtDashes):
-    """Its words after ``--`` are a command."""
+@click.pass_obj
+def minimize(
+    command: list[str] | None, /, mitigations: str, max_trials: str | None, arguments: tuple[str, ...]
+) -> None:
+    """pytest runs the trials, with its options. The baseline is --aorta-mitigations. Exit status 0: what is needed was
+    found; 1: not, or nothing fixes; 4: wrong use.
+    """
+    _run(arguments, command, {"minimize": mitigations, "max-trials": max_trials})
 
 
 @click.command(
@@ -127,20 +137,17 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
         words.append(f"--aorta-vary={given['values']}")
     else:
         words += [f"--aorta-environment={name.strip()}" for name in given["environments"].split(",")]
-    if command:
-        words.append(f"--aorta-command={shlex.join(command)}")
-    _run_search(words, {"bisect": json.dumps(request), "build": given["build"], "max-trials": given["max_trials"]})
+    _run(words, command, {"bisect": json.dumps(request), "build": given["build"], "max-trials": given["max_trials"]})
 
 
 @click.command(
     "explain",
     cls=_Search,
     context_settings={"ignore_unknown_options": True},
-    options_metavar="[OPTIONS]",
     epilog="A command follows --: explain good.json bad.json -- python train.py",
 )
-@click.argument("good", type=click.Path(path_type=Path), metavar="GOOD")
-@click.argument("bad", type=click.Path(path_type=Path), metavar="BAD")
+@click.argument("good", type=click.Path(path_type=Path))
+@click.argument("bad", type=click.Path(path_type=Path))
 @_shared_options
 @click.pass_obj
 def explain(command: list[str] | None, /, arguments: tuple[str, ...], **given: Any) -> None:
@@ -164,12 +171,10 @@ def explain(command: list[str] | None, /, arguments: tuple[str, ...], **given: A
             "seeds, which --aorta-replay FILE has"
         )
     words = list(arguments)
-    if command:
-        words.append(f"--aorta-command={shlex.join(command)}")
-    elif not any(word.startswith(("--aorta-command", "--aorta-workload")) for word in words):
+    if not command and not any(word.startswith(("--aorta-command", "--aorta-workload")) for word in words):
         words += _requested(bad, {name for each in changes for name in each.bad.options})
     request = ExplainRequest(tuple(changes), tuple(rest), given["signature"])
-    _run_search(words, {"explain": request.to_json(), "max-trials": given["max_trials"]})
+    _run(words, command, {"explain": request.to_json(), "max-trials": given["max_trials"]})
 
 
 def _requested(path: Path, but: Collection[str]) -> list[str]:
@@ -252,10 +257,8 @@ def amplify(command: list[str] | None, /, arguments: tuple[str, ...], **given: A
     asked = {text: text for text in given["condition"]} or conditions(alone=alone)
     words = [*arguments, "--aorta-mitigations=none", *(f"--aorta-mitigations={text}" for text in asked.values())]
     names = ["no condition", *asked]
-    if command:
-        words.append(f"--aorta-command={shlex.join(command)}")
     request = {"names": names, "signature": given["signature"]}
-    _run_search(words, {"amplify": json.dumps(request), "max-trials": given["max_trials"]})
+    _run(words, command, {"amplify": json.dumps(request), "max-trials": given["max_trials"]})
 
 
 def commits_of(text: str, repository: str, *, first_parent: bool = True) -> list[Commit]:

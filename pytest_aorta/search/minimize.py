@@ -428,7 +428,7 @@ def _notes(found: Minimized, name: str) -> Iterator[str]:
         if found.beside is not None:
             yield f"beside the whole set: {_beside(found.beside)} with all of {name} (p = {found.beside.p:.2g})"
         yield f"at most {LEVEL:.0%}: the probability that any answer on a part is wrong"
-    for each in found.tried:
+    for each in found.tried[1:]:
         is_added = {*found.kept} < {*each.variables} if found.kept else False
         if each.answer in ("undecided", "did not run") and not is_added:
             yield f"taken as not acting, though {each.answer}: {' '.join(each.variables)}"

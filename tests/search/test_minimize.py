@@ -120,6 +120,7 @@ def test_without_a_failing_baseline_and_a_set_that_acts_there_is_nothing_to_do()
         found = searched(act)
         assert found.left is None
         assert conclusion(found, "eight")[1].startswith(sentence)
+        assert report(found, "eight").notes == ()
 
 
 def test_a_set_that_does_nothing_is_not_tried_to_the_end() -> None:
