@@ -127,7 +127,7 @@ def _search(run: SessionRun, *words_of_search: str) -> str:
 
 
 def _kept(run: SessionRun, but: Sequence[str]) -> Iterator[str]:
-    """The words of this command line but for these options; with other trials, ``aorta::gemm[local-none-3]`` is gemm."""
+    """The words of this command line but for these options; with other trials, no ``[local-none-3]``."""
     words = list(map(str, run.config.invocation_params.args))
     while words:
         word = words.pop(0)
