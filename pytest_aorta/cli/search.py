@@ -333,7 +333,7 @@ def versions_of(text: str) -> list[str]:
         return [f"{package}=={each.strip()}" for each in versions.split(",")]
     from packaging.version import InvalidVersion, Version
 
-    words = [sys.executable, "-m", "pip", "index", "versions", package]
+    words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", package]
     # A user may have pip say nothing.
     environ = {name: value for name, value in os.environ.items() if name != "PIP_QUIET"}
     done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environ)
@@ -345,6 +345,8 @@ def versions_of(text: str) -> list[str]:
     known = sorted(map(Version, listed[1].split(", "))) if listed else []
     chosen = [f"{package}=={each}" for each in known if ends[0] <= each <= ends[1]]
     if len(chosen) < 2:
-        why = f"the index has {len(chosen)} versions in this range" if listed else " ".join(done.stderr.split())[-300:]
+        why = (
+            f"the index has {len(chosen)} versions in this range" if listed else done.stderr.strip().rpartition("\n")[2]
+        )
         raise RequestError(f"--versions {text!r}: {why}")
     return chosen
