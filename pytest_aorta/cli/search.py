@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,23 +44,33 @@ def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _max_trials(signature(_options_of_pytest(command)))
 
 
-def _run_search(arguments: list[str], settings: Mapping[str, str | None]) -> None:
-    status = run_pytest(arguments, settings)
+class _Search(AnswersByStatus, StopsAtDashes):
+    """Its words after ``--`` are a command."""
+
+
+def _run(words: Sequence[str], command: list[str] | None, settings: Mapping[str, str | None]) -> None:
+    status = run_pytest([*words, *([f"--aorta-command={shlex.join(command)}"] if command else [])], settings)
     # pytest has said what it lacks: a command or a workload.
     raise click.exceptions.Exit(4 if status == _NO_TESTS_COLLECTED else status)
 
 
-@click.command("minimize", context_settings={"ignore_unknown_options": True})
+@click.command(
+    "minimize",
+    cls=_Search,
+    context_settings={"ignore_unknown_options": True},
+    epilog="A command follows --: minimize A,B -- python train.py",
+)
 @click.argument("mitigations", metavar="A,B")
 @_max_trials
 @_options_of_pytest
-def minimize(mitigations: str, max_trials: str | None, arguments: tuple[str, ...]) -> None:
-    """pytest runs the trials: pytest-aorta minimize four --aorta-workload gemm. The baseline is --aorta-mitigations."""
-    _run_search(list(arguments), {"minimize": mitigations, "max-trials": max_trials})
-
-
-class _Search(AnswersByStatus, StopsAtDashes):
-    """Its words after ``--`` are a command."""
+@click.pass_obj
+def minimize(
+    command: list[str] | None, /, mitigations: str, max_trials: str | None, arguments: tuple[str, ...]
+) -> None:
+    """pytest runs the trials, with its options. The baseline is --aorta-mitigations. Exit status 0: what is needed was
+    found; 1: not, or nothing fixes; 4: wrong use.
+    """
+    _run(arguments, command, {"minimize": mitigations, "max-trials": max_trials})
 
 
 @click.command(
@@ -114,7 +125,7 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
         commits = commits_of(given["commits"], given["repo"] or ".", first_parent=not given["all_parents"])
         suffix = f"@{Path(given['repo']).absolute()}" if given["repo"] else ""
         words += [f"--aorta-environment={COMMIT_PREFIX}{commit}{suffix}" for commit, _, _ in commits]
-        request["titles"] = [subject for _, subject, _ in commits]
+        request["titles"] = [textwrap.shorten(subject, 60, placeholder=" ...") for _, subject, _ in commits]
         request["weights"] = weights_of(commits, given["prior_path"], given["prior_text"])
     elif axis == "versions":
         words += [f"--aorta-environment={INLINE_PREFIX}{each}" for each in versions_of(given["versions"])]
@@ -126,20 +137,17 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
         words.append(f"--aorta-vary={given['values']}")
     else:
         words += [f"--aorta-environment={name.strip()}" for name in given["environments"].split(",")]
-    if command:
-        words.append(f"--aorta-command={shlex.join(command)}")
-    _run_search(words, {"bisect": json.dumps(request), "build": given["build"], "max-trials": given["max_trials"]})
+    _run(words, command, {"bisect": json.dumps(request), "build": given["build"], "max-trials": given["max_trials"]})
 
 
 @click.command(
     "explain",
     cls=_Search,
     context_settings={"ignore_unknown_options": True},
-    options_metavar="[OPTIONS]",
     epilog="A command follows --: explain good.json bad.json -- python train.py",
 )
-@click.argument("good", type=click.Path(path_type=Path), metavar="GOOD")
-@click.argument("bad", type=click.Path(path_type=Path), metavar="BAD")
+@click.argument("good", type=click.Path(path_type=Path))
+@click.argument("bad", type=click.Path(path_type=Path))
 @_shared_options
 @click.pass_obj
 def explain(command: list[str] | None, /, arguments: tuple[str, ...], **given: Any) -> None:
@@ -163,12 +171,10 @@ def explain(command: list[str] | None, /, arguments: tuple[str, ...], **given: A
             "seeds, which --aorta-replay FILE has"
         )
     words = list(arguments)
-    if command:
-        words.append(f"--aorta-command={shlex.join(command)}")
-    elif not any(word.startswith(("--aorta-command", "--aorta-workload")) for word in words):
+    if not command and not any(word.startswith(("--aorta-command", "--aorta-workload")) for word in words):
         words += _requested(bad, {name for each in changes for name in each.bad.options})
     request = ExplainRequest(tuple(changes), tuple(rest), given["signature"])
-    _run_search(words, {"explain": request.to_json(), "max-trials": given["max_trials"]})
+    _run(words, command, {"explain": request.to_json(), "max-trials": given["max_trials"]})
 
 
 def _requested(path: Path, but: Collection[str]) -> list[str]:
@@ -251,10 +257,8 @@ def amplify(command: list[str] | None, /, arguments: tuple[str, ...], **given: A
     asked = {text: text for text in given["condition"]} or conditions(alone=alone)
     words = [*arguments, "--aorta-mitigations=none", *(f"--aorta-mitigations={text}" for text in asked.values())]
     names = ["no condition", *asked]
-    if command:
-        words.append(f"--aorta-command={shlex.join(command)}")
     request = {"names": names, "signature": given["signature"]}
-    _run_search(words, {"amplify": json.dumps(request), "max-trials": given["max_trials"]})
+    _run(words, command, {"amplify": json.dumps(request), "max-trials": given["max_trials"]})
 
 
 def commits_of(text: str, repository: str, *, first_parent: bool = True) -> list[Commit]:
@@ -329,7 +333,7 @@ def versions_of(text: str) -> list[str]:
         return [f"{package}=={each.strip()}" for each in versions.split(",")]
     from packaging.version import InvalidVersion, Version
 
-    words = [sys.executable, "-m", "pip", "index", "versions", package]
+    words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", package]
     # A user may have pip say nothing.
     environ = {name: value for name, value in os.environ.items() if name != "PIP_QUIET"}
     done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environ)
@@ -341,6 +345,8 @@ def versions_of(text: str) -> list[str]:
     known = sorted(map(Version, listed[1].split(", "))) if listed else []
     chosen = [f"{package}=={each}" for each in known if ends[0] <= each <= ends[1]]
     if len(chosen) < 2:
-        why = f"the index has {len(chosen)} versions in this range" if listed else " ".join(done.stderr.split())[-300:]
+        why = (
+            f"the index has {len(chosen)} versions in this range" if listed else done.stderr.strip().rpartition("\n")[2]
+        )
         raise RequestError(f"--versions {text!r}: {why}")
     return chosen

@@ -681,7 +681,7 @@ def _measurement(look: _Look) -> tuple[list[str], list[str]]:
         lines.append("  No mitigation that comes with pytest-aorta fits. Your own: --aorta-mitigations NAME=VALUE")
     longest = duration_text(math.ceil(min(limit, trials * cells * each_takes) / 60) * 60)
     end = "; the first fix ends it" if look.bad else "" if outcomes else "; a verdict ends it"
-    lines.append(f"  At most {trials} trials of {counted(cells, 'cell')}, {longest}{end}.")
+    lines.append(f"  At most {trials * cells:,} trials in {counted(cells, 'cell')}, {longest}{end}.")
     if look.bad and len(look.bad) < FREQUENT * len(look.trials):
         own = shlex.join(_words({**look.options, **look.options_of_trials()}))
         lines.append("  It is rare. This line looks for a condition that makes it frequent:")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_aorta.common.texts import duration_text
+from pytest_aorta.plugin.collection import ROOT
 from pytest_aorta.triage.power import FREQUENT
 from pytest_aorta.triage.verdicts import NOT_CONFIRMED
 
@@ -25,7 +26,7 @@ UNTIL_IT_FAILS = {"trials": "10000", "stop": f"failures=1,{LONGEST}"}
 
 
 #: Options that a search chooses itself.
-_CHOSEN = tuple(f"--aorta-{name}" for name in ("mitigations", "stop", "trials", "vary", "baseline"))
+_CHOSEN = ("-k", *(f"--aorta-{name}" for name in ("mitigations", "stop", "trials", "vary", "baseline")))
 
 
 def next_steps(run: SessionRun, table: Table, stopped: str | None) -> Iterator[str]:
@@ -37,7 +38,9 @@ def next_steps(run: SessionRun, table: Table, stopped: str | None) -> Iterator[s
         return
     is_line = run.action is None and run.chosen is not None and not run.selection.shard  # else a file has the numbers
     if stopped is not None and is_line:
-        yield f"next: the rest of the plan: {_line(run, ['--aorta-resume'])}"
+        # What has failed fails again, and would end the run again.
+        to_its_end = ["--maxfail=0"] if run.config.getoption("maxfail") else []
+        yield f"next: the rest of the plan: {_line(run, [*to_its_end, '--aorta-resume'])}"
         return
     compared = [row for row in rows if row.comparison is not None]
     kinds = {row.verdict.kind for row in rows}
@@ -72,7 +75,8 @@ def next_steps(run: SessionRun, table: Table, stopped: str | None) -> Iterator[s
         yield f"next: {report}"
     elif is_rare and not table.settings.speed and not kinds & {"slower", "faster"}:
         stop = [word for name, value in UNTIL_IT_FAILS.items() for word in (f"--aorta-{name}", value)]
-        yield f"next: until it fails, for {LONGEST} at most: {_line(run, stop)}"
+        what = "it" if len(rows) == 1 else "each cell"
+        yield f"next: until {what} fails, for {LONGEST} at most: {_line(run, stop)}"
     elif undecided and table.associations.runs is None and not is_answered:
         more = _more(run, undecided, table)
         trials = max(row.cell.total for row in rows) + more
@@ -108,35 +112,33 @@ def _time(run: SessionRun, rows: Sequence[Row], more: int) -> str:
 def _stop(run: SessionRun) -> str:
     stop = run.selection.stop
     goals = {"first-fix": stop.first_fix, "equivalence": stop.equivalence, "speed": stop.speed}
-    words = [name for name, is_set in goals.items() if is_set] or (["decided"] if stop.decided else [])
-    words += [f"failures={stop.failures}"] if stop.failures is not None else []
-    return ",".join([*words, *([] if stop.confirm or not words else ["confirm=0"])])
+    # Not failures=N, with which cells that have failed so often would have no more trials.
+    words = [name for name, is_set in goals.items() if is_set] or ["decided"]
+    return ",".join([*words, *([] if stop.confirm else ["confirm=0"])])
 
 
 def _line(run: SessionRun, more: Sequence[str]) -> str:
     """The command line of this run, with further options."""
-    kept, words = [], list(map(str, run.config.invocation_params.args))
-    while words:
-        word = words.pop(0)
-        name = word.partition("=")[0]
-        if name in more:
-            if "=" not in word and words:
-                words.pop(0)
-        elif word not in _SWITCHES:
-            kept.append(word)
-    return shlex.join(["pytest", *kept, *more])
+    return shlex.join(["pytest", *_kept(run, more), *more])
 
 
 def _search(run: SessionRun, *words_of_search: str) -> str:
     """The command of a search, without options that it chooses itself."""
-    kept, words = [], list(map(str, run.config.invocation_params.args))
+    return shlex.join(["pytest-aorta", *words_of_search, *_kept(run, _CHOSEN)])
+
+
+def _kept(run: SessionRun, but: Sequence[str]) -> Iterator[str]:
+    """The words of this command line but for these options; with other trials, no ``[local-none-3]``."""
+    words = list(map(str, run.config.invocation_params.args))
     while words:
         word = words.pop(0)
-        if word.partition("=")[0] not in _CHOSEN:
-            kept += [word] if word not in _SWITCHES else []
-        elif "=" not in word and words:
-            words.pop(0)
-    return shlex.join(["pytest-aorta", *words_of_search, *kept])
+        if word.partition("=")[0] in but:
+            if "=" not in word and words:
+                words.pop(0)
+        elif word not in _SWITCHES:
+            name = word.rpartition("::")[2]
+            is_trial = "--aorta-trials" in but and name in (run.chosen or ())
+            yield f"{ROOT}::{name.partition('[')[0]}" if is_trial else word
 
 
 def _failed(run: SessionRun, row: Row) -> Iterator[str]:

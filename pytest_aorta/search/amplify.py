@@ -172,7 +172,7 @@ class Amplify:
         order = sorted(range(len(result.conditions)), key=lambda at: -result.failures[at] / max(1, result.trials[at]))
         for at in order:
             failures, trials = result.failures[at], result.trials[at]
-            way = max(result.ways[at], key=lambda each: result.ways[at][each], default="")
+            way = max(result.ways[at], key=lambda each: result.ways[at][each], default=self._arms.unable.get(at, ""))
             cells = result.conditions[at], f"{failures} of {trials}" if trials else "did not run", way
             rows.append(SearchRow(cells, failures, trials, at == result.found))
         head = "condition", "failed", "most frequent way"

@@ -12,6 +12,7 @@ from scipy.special import betaln
 from pytest_aorta.common.texts import counted
 from pytest_aorta.search import Steps, Wanted
 from pytest_aorta.triage import MARGIN
+from pytest_aorta.triage.columns import below
 from pytest_aorta.triage.decisions import NOT_RUN
 from pytest_aorta.triage.facts import TrialFacts, judged_together
 from pytest_aorta.triage.judging import LEVEL
@@ -424,11 +425,11 @@ def _notes(found: Minimized, name: str) -> Iterator[str]:
     if found.left is not None and found.last.answer == "acts":
         last = found.last
         bound = rate_upper_bound_sequential(last.failures, last.trials)
-        yield f"with {' '.join(last.variables)}: failure rate below {bound:.1%} (95 %), p = {last.p:.2g}"
+        yield f"with {' '.join(last.variables)}: failure rate below {below(bound)} (95 %), p = {last.p:.2g}"
         if found.beside is not None:
             yield f"beside the whole set: {_beside(found.beside)} with all of {name} (p = {found.beside.p:.2g})"
         yield f"at most {LEVEL:.0%}: the probability that any answer on a part is wrong"
-    for each in found.tried:
+    for each in found.tried[1:]:
         is_added = {*found.kept} < {*each.variables} if found.kept else False
         if each.answer in ("undecided", "did not run") and not is_added:
             yield f"taken as not acting, though {each.answer}: {' '.join(each.variables)}"

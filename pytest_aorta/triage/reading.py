@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.texts import counted
 from pytest_aorta.probe.environment_facts import INSTALLED
 from pytest_aorta.probe.software import read_package_list
 from pytest_aorta.settings import RequestError
@@ -20,7 +22,7 @@ from pytest_aorta.triage.environments import Environments
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.trials.records import from_aorta, is_of_aorta
-from pytest_aorta.workspace.paths import HISTORY, REPLAY
+from pytest_aorta.workspace.paths import HISTORY, REPLAY, time_of_run
 
 MATRIX_JSON = "matrix.json"
 
@@ -155,6 +157,21 @@ class Results:
         if self.replays:
             return RequestError(f"{what}, only {self.replays} replays; for these, name {self.path / 'replay'}")
         return RequestError(f"{what}; expected files as pytest --aorta-workload writes them, such as gemm/trial_0.json")
+
+
+def run_again_by_outcome(folder: Path, trials: Iterable[TrialFacts]) -> Iterator[str]:
+    """Of each cell in which only failed trials were run again, with ``--lf`` or by name: its rate mixes both runs."""
+    cells: dict[Path, dict[str, TrialFacts]] = {}
+    for facts in trials:
+        cells.setdefault(Path(facts.file).parent, {})[facts.file] = facts
+    for place, own in cells.items():
+        for earlier in sorted(folder.glob(f"{HISTORY}/*/{glob.escape(str(place))}")):
+            before = {str(place / Path(trial.file).name): trial.facts for trial in Results(earlier)}
+            began = time_of_run(earlier.relative_to(folder / HISTORY).parts[0])
+            has_others = any(file not in before and facts.started_at < began for file, facts in own.items())
+            if has_others and before and all(facts.is_failure for facts in before.values()):
+                again = f"{counted(len(before), 'failed trial')} of {' '.join(place.parts)} ran again, others did not"
+                yield f"{again}: its rate is too low if they were chosen for that (--lf)"
 
 
 def recorded_rules(matrix: Any) -> tuple[tuple[str, str], ...]:

@@ -33,7 +33,7 @@ from pytest_aorta.triage.environments import Environments, differences
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, StepSummary, TrialFacts
 from pytest_aorta.triage.matrix import EarlierMatrix, escape_markdown, pipe_table
 from pytest_aorta.triage.rates import Interval, wilson
-from pytest_aorta.triage.reading import Results, triage_in_order
+from pytest_aorta.triage.reading import Results, run_again_by_outcome, triage_in_order
 from pytest_aorta.triage.searches import SearchReport, searches_in
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.starts import CollectorOutput, Heat, sentences, with_replays
@@ -306,6 +306,7 @@ class Report:
         if results.replays:
             why = "which trials are replayed depends on how they ended"
             self.left_out.append(f"{counted(results.replays, 'replay')} left out: {why}")
+        self.left_out += map(one_line, run_again_by_outcome(self.folder, trials))
         #: In run order.
         self.trials = sorted(trials, key=lambda facts: (facts.started_at, facts.index, facts.file))
         self.table = with_replays(self.triage.table(), self.triage, self.folder)
@@ -401,6 +402,7 @@ class Report:
             values = [value for value, _ in by_name.get(name, Counter()).most_common() if isinstance(value, str)]
             items += [f"{name}: {_listed(values)}"] if values else []
         items += [f"{name}: {text}" for name, text in self._facts() if name in ("trials", "started")]
+        items += self.left_out
         parts.append("\n".join(f"- {escape_markdown(item)}" for item in [*items, f"pytest-aorta {__version__}"]))
         return "\n\n".join(parts) + "\n"
 

@@ -54,6 +54,11 @@ class TrialPaths:
         return results / self.folder.with_name(name)
 
 
+def time_of_run(stamp: str) -> str:
+    """When a run began that is so called below ``.history``, as the start of a trial has it, to the millisecond."""
+    return f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]}T{stamp[9:11]}:{stamp[11:13]}:{stamp[13:19]}"
+
+
 def trial_paths(workload: str, cell: str | None, trial_index: int) -> TrialPaths:
     """``<workload>/trial_<T>.json``, or ``<workload>/<cell>/trial_<T>.json``."""
     folder = PurePosixPath(identifier(workload))

@@ -24,7 +24,7 @@ from pytest_aorta.probe.software import package_list_name, read_package_list
 from pytest_aorta.trials.losses import is_lost, obstacle_of, shared_event, was_interrupted
 from pytest_aorta.trials.spec import IMPORTED_MODULES
 from pytest_aorta.workspace.atomic import as_json, locked, remove_abandoned, staged_text, write_json
-from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
+from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths, time_of_run
 
 _log = logging.getLogger(__name__)
 
@@ -300,8 +300,7 @@ class TrialStore:
         folder = paths.file.parent
         if folder not in self._of_cells:
             run, numbers, obstacles = self.stamp, set(), set()
-            # As the start of a trial has it, to the millisecond.
-            began = f"{run[:4]}-{run[4:6]}-{run[6:8]}T{run[9:11]}:{run[11:13]}:{run[13:19]}"
+            began = time_of_run(run)
             moved = self.results.glob(f"{HISTORY}/{run}*/{folder}/trial_*.json")
             for path in (*(self.results / folder).glob("trial_*.json"), *moved):
                 if TrialPaths(PurePosixPath(path.name)).repeat:

@@ -117,6 +117,10 @@ def test_what_a_command_does_is_said_with_the_line_that_measures_it(stage: Stage
             "  omp_1 * one thread: *",
         ]
     )
+    said = result.stdout.str()
+    of_each, cells = re.search(r"--aorta-trials (\d+)", said), said.count("--aorta-mitigations")
+    assert of_each is not None
+    assert f"  At most {int(of_each[1]) * cells:,} trials in {cells} cells, " in said
     # Of the user, whose home this is, and of pytest-benchmark, where it is installed.
     left = {path.name for path in stage.path.iterdir()} - {".cache", ".benchmarks"}
     assert left == {"model.pt", "train.py"}

@@ -99,6 +99,13 @@ def test_what_is_said_tells_whether_it_is_the_same_fault() -> None:
     assert not only.conclusion()[0]
 
 
+def test_of_a_condition_that_did_not_run_the_reason_is_told() -> None:
+    search = Amplify(named(2), 12)
+    lost = replace(FACTS, outcome="infrastructure", signature=CRASH)
+    run(search, lambda arm: lost if arm else FACTS)
+    assert search.report().rows[1].cells == ("c1", "did not run", CRASH.text)
+
+
 _BY_CORES = """
     import os
     pinned, number = len(os.sched_getaffinity(0)) == 1, int(os.environ["AORTA_TRIAL"])

@@ -91,3 +91,11 @@ def test_a_search_that_cannot_be_is_refused(flaky: Stage, more: tuple[str, ...],
     assert done.ret != 0
     pytest.LineMatcher(text(done).splitlines()).fnmatch_lines([f"*{message}"])
     assert not flaky.results.exists() or not flaky.files()
+
+
+def test_words_after_dashes_are_a_command_and_a_missing_argument_is_named(stage: Stage) -> None:
+    done = stage.aorta("minimize", "A=1,B=1", "--", "python", "nowhere.py")
+    assert done.ret == 4
+    assert "--aorta-command 'python nowhere.py': there is no file 'nowhere.py'" in text(done)
+    for search, argument in (("minimize", "A,B"), ("explain", "GOOD")):
+        assert f"Missing argument '{argument}'" in text(stage.aorta(search))

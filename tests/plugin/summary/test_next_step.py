@@ -75,16 +75,22 @@ def test_of_a_cure_the_evidence_a_failure_and_the_part_that_acts(train: Stage) -
 
 def test_of_a_cure_that_is_not_confirmed_how_to_go_on(train: Stage) -> None:
     sets = ["--aorta-mitigations", "none", "--aorta-mitigations", "EVERY="]
-    result = train.run(*COMMAND, *sets, "--aorta-trials", "5", "--aorta-stop", "first-fix", env={"EVERY": "1"})
+    result = train.run(
+        *COMMAND, *sets, "--aorta-trials", "5", "--aorta-stop", "first-fix,failures=5", env={"EVERY": "1"}
+    )
     (line,) = next_lines(result)
     assert line.startswith("5 more trials of each cell, about ")
     assert arguments_in(line)[-5:] == ["--aorta-trials", "10", "--aorta-stop", "first-fix", "--aorta-resume"]
 
 
-def test_of_a_fault_that_was_not_seen_a_longer_look(train: Stage) -> None:
-    (line,) = next_lines(train.run(*COMMAND, "--aorta-trials", "2"))
-    assert line.startswith("until it fails, for 1h at most: pytest ")
-    assert arguments_in(line)[-4:] == ["--aorta-trials", "10000", "--aorta-stop", "failures=1,1h"]
+def test_of_a_fault_that_was_not_seen_a_longer_look_at_more_than_the_trial_that_was_chosen(train: Stage) -> None:
+    sets = ["--aorta-mitigations", "none", "--aorta-mitigations", "EVERY=", "--aorta-trials", "2"]
+    (line,) = next_lines(
+        train.run(*COMMAND, *sets, *(f"aorta::command-train[local-{it}-1]" for it in ("none", "EVERY=")))
+    )
+    assert line.startswith("until each cell fails, for 1h at most: pytest ")
+    longer = ["--aorta-trials", "10000", "--aorta-stop", "failures=1,1h"]
+    assert arguments_in(line)[-5:] == ["aorta::command-train", *longer]
 
 
 def test_of_failures_alone_one_again(train: Stage) -> None:
@@ -95,7 +101,9 @@ def test_of_failures_alone_one_again(train: Stage) -> None:
 def test_of_a_run_that_was_ended_its_rest(train: Stage) -> None:
     (line,) = next_lines(train.run(*COMMAND, "--aorta-trials", "4", "-x", env={"EVERY": "1"}))
     assert line.startswith("the rest of the plan: pytest ")
-    assert arguments_in(line)[-1] == "--aorta-resume"
+    words = arguments_in(line)
+    assert words[-2:] == ["--maxfail=0", "--aorta-resume"]
+    train.run(*words[3:], env={"EVERY": "1"}).assert_outcomes(failed=4)
 
 
 @pytest.mark.parametrize("other", ["PAUSE=1", "SAME=1"])

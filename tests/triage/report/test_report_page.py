@@ -197,6 +197,21 @@ def test_records_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
     assert "2 trial files could not be read; the first is train/local-none/trial_0.json: not valid JSON" in text
 
 
+def test_a_rate_of_trials_that_ran_again_because_they_had_failed_is_said_to_be_too_low(tmp_path: Path) -> None:
+    files = write_cell(tmp_path / "results", "none", "FF....")
+    history = tmp_path / "results/.history/20260102T000000.000000Z/train/local-none"
+    history.mkdir(parents=True)
+    again = "2 failed trials of train local-none ran again, others did not: its rate is too low if "
+    for number, file in enumerate(files):
+        # Once all have run again, there is one run.
+        assert words(written(tmp_path / "results")).count(again) == (2 if 2 <= number < 6 else 0)
+        text = file.read_text()
+        if number < 2:
+            (history / file.name).write_text(text)
+        file.write_text(json.dumps({**json.loads(text), "started_at": "2026-01-02T00:00:01.000+00:00"}))
+    assert again not in words(written(tmp_path / "results"))
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_thousand_trials_stay_below_five_megabytes(tmp_path: Path) -> None:
