@@ -687,9 +687,9 @@ def _measurement(look: _Look) -> tuple[list[str], list[str]]:
         lines.append("  It is rare. This line looks for a condition that makes it frequent:")
         lines.append(f"\n    pytest-aorta amplify {own} -- {look.command}\n")
     elif not look.bad and not outcomes:
-        own = {"command": look.command, **look.options, **look.options_of_trials(), **UNTIL_IT_FAILS}
+        words = _words({"command": look.command, **look.options, **look.options_of_trials(), **UNTIL_IT_FAILS})
         lines.append(f"  If it fails rarely, this line runs it until it fails, for {LONGEST} at most:")
-        lines.append(f"\n    pytest {shlex.join([*_words(own), *look.stdin_words])}\n")
+        lines.append(f"\n    pytest {shlex.join([*words, *look.stdin_words])}\n")
     return arguments, lines
 
 
