@@ -24,6 +24,7 @@ from pytest_aorta.triage.compare import (
     comparison_data,
 )
 from pytest_aorta.triage.matrix import EarlierMatrix
+from pytest_aorta.triage.reading import run_again_by_outcome
 from pytest_aorta.triage.starts import compare_recorded
 from pytest_aorta.workspace.atomic import write_text
 
@@ -197,6 +198,7 @@ def _comparison_lines(comparison: RunComparison, most: int | None) -> Iterator[s
                 yield f"  {one_line(text)}"
         if side.results.replays:
             yield f"{name}: {counted(side.results.replays, 'replay')} left out"
+        yield from (one_line(f"{name}: {text}") for text in run_again_by_outcome(side.results.folder, side.facts))
     if comparison.matched_across_environments:
         yield "The environments have other names: cells are matched by their mitigations."
     yield ""

@@ -10,11 +10,13 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from support.results import NAN, write_triage
 from support.results import write_whole_cell as write_cell
 
+from pytest_aorta.cli.results import compare
 from pytest_aorta.triage.report import bounded, inside, log_tail, one_line, visible_text, write_report
 
 
@@ -209,6 +211,11 @@ def test_a_rate_of_trials_that_ran_again_because_they_had_failed_is_said_to_be_t
         if number < 2:
             (history / file.name).write_text(text)
         file.write_text(json.dumps({**json.loads(text), "started_at": "2026-01-02T00:00:01.000+00:00"}))
+        if number == 3:
+            write_cell(tmp_path / "other", "none", "F.....")
+            sides = [str(tmp_path / "other"), str(tmp_path / "results")]
+            compared = CliRunner().invoke(compare, sides, catch_exceptions=False).output
+            assert [name for name in "AB" if f"{name}: {again}" in compared] == ["B"]
     assert again not in words(written(tmp_path / "results"))
 
 
