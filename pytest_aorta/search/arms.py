@@ -142,10 +142,11 @@ class Arms:
         test = SequentialTest(MARGIN, 1 - LEVEL)
         self.confirmation = Confirmation(level=level)
         while self.left and goes_on():
-            ends = yield from self.run([base, arm] * max(1, self.at_once // 2), arm if is_more else base)
+            pairs = [base, arm] * max(1, self.at_once // 2)
+            ends = yield from self.run(pairs[: self.left], arm if is_more else base)
             test.pairs += [
                 (float(theirs), float(ours))
-                for theirs, ours in zip(ends[::2], ends[1::2], strict=True)
+                for theirs, ours in zip(ends[::2], ends[1::2], strict=False)  # the last trial may be alone
                 if theirs is not None and ours is not None
             ]
             theirs, ours = (int(sum(pair[side] for pair in test.pairs)) for side in (0, 1))

@@ -52,6 +52,11 @@ def test_of_twelve_conditions_the_one_that_acts_is_found_with_fewer_trials_than_
     assert np.mean([number for _, number in searches]) < 13 * 25
 
 
+def test_no_trial_runs_beyond_the_limit_also_where_pairs_are_left() -> None:
+    for most in range(5, 30):
+        assert run(Amplify(named(3), most), by_rates([0.0, 0.6, 0.6], most))[1] <= most
+
+
 def test_a_condition_that_does_nothing_is_hardly_ever_named() -> None:
     searches = [run(Amplify(named(6), 300), by_rates([0.1] * 6, seed))[0] for seed in range(15)]
     assert sum(result.found is not None for result in searches) <= 2
