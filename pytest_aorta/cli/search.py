@@ -345,8 +345,7 @@ def versions_of(text: str) -> list[str]:
     known = sorted(map(Version, listed[1].split(", "))) if listed else []
     chosen = [f"{package}=={each}" for each in known if ends[0] <= each <= ends[1]]
     if len(chosen) < 2:
-        why = (
-            f"the index has {len(chosen)} versions in this range" if listed else done.stderr.strip().rpartition("\n")[2]
-        )
+        said = done.stderr.strip().rpartition("\n")[2] or f"pip names no versions of {package}"
+        why = f"the index has {len(chosen)} versions in this range" if listed else said
         raise RequestError(f"--versions {text!r}: {why}")
     return chosen
