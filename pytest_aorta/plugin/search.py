@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.texts import INLINE_PREFIX, environment_label, identifier
+from pytest_aorta.common.texts import INLINE_PREFIX, environment_label, identifier, utc_now
 from pytest_aorta.plan import SEARCHES, Plan, PlanError, Selection, check_variables, overlay
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.failures import TrialFailed
@@ -104,7 +104,7 @@ class SearchItem(GeneratedFunction):
         """Write what the search says, as JSON and Markdown, and have it printed."""
         name, what = self.spec.workload.name, type(self.search).__name__.lower()
         file = run.results / f"{what}-{identifier(name)}.json"
-        said = {"search": what, "workload": name, "report": asdict(report)}
+        said = {"search": what, "workload": name, "report": asdict(replace(report, at=utc_now()))}
         write_json(file, {**self.search.result.to_json(), **said})
         write_text(file.with_suffix(".md"), report.markdown(f"{what} {name}"))
         lines = report.lines()

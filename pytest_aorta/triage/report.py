@@ -421,8 +421,9 @@ class Report:
         return facts
 
     def _sentences(self) -> list[str]:
-        """What searches say; else the conclusions of the table; without comparisons, the failure rates of cells."""
-        if answers := [f"{name}: {said.sentence}" for name, said in self.searches]:
+        """What searches say; after a later run, conclusions of the table; without comparisons, failure rates."""
+        last = max((facts.started_at for facts in self.trials), default="")
+        if answers := [f"{name}: {said.sentence}" for name, said in self.searches if not said.at or last <= said.at]:
             return [one_line(text, 600) for text in answers]
         said, rows = conclusions(self.table), self.table.rows
         for row in () if any(row.comparison is not None for row in rows) else rows[:_MOST_NAMES]:

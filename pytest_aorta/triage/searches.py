@@ -32,6 +32,7 @@ class SearchReport:
         sentence: what it found.
         head: of the columns.
         notes: lines below the table.
+        at: when it was said, in UTC; empty if that is not known.
     """
 
     is_found: bool
@@ -39,6 +40,7 @@ class SearchReport:
     head: tuple[str, ...]
     rows: tuple[SearchRow, ...]
     notes: tuple[str, ...] = ()
+    at: str = ""
 
     def so_far(self) -> SearchReport:
         """What it says after an interruption, which is not the end of its trials."""

@@ -219,6 +219,25 @@ def test_a_rate_of_trials_that_ran_again_because_they_had_failed_is_said_to_be_t
     assert again not in words(written(tmp_path / "results"))
 
 
+@pytest.mark.parametrize(
+    ("at", "leads"), [("2000-01-01T00:00:00.000+00:00", False), ("", True), ("2100-01-01T00:00:00.000+00:00", True)]
+)
+def test_what_a_search_has_said_leads_until_a_later_run(tmp_path: Path, at: str, leads: bool) -> None:
+    write_cell(tmp_path / "results", "none", "FF....")
+    report = {
+        "is_found": True,
+        "sentence": "it doubles",
+        "head": ["condition", "failed"],
+        "rows": [],
+        "at": at,
+    }
+    said = {"search": "amplify", "workload": "train", "report": report}
+    (tmp_path / "results" / "amplify-train.json").write_text(json.dumps(said))
+    shown = words(written(tmp_path / "results"))
+    assert "it doubles" in shown
+    assert ("amplify train: it doubles" in shown, "2 of 6 trials failed, 33%" in shown) == (leads, not leads)
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_thousand_trials_stay_below_five_megabytes(tmp_path: Path) -> None:
