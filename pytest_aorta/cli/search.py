@@ -123,6 +123,7 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
         raise RequestError("bisect: --build may hold a secret, and records name it; read it from a variable there")
     if axis == "commits":
         commits = commits_of(given["commits"], given["repo"] or ".", first_parent=not given["all_parents"])
+        _refuse_files_of_one_tree(command or (), given["repo"] or ".", given["commits"])
         suffix = f"@{Path(given['repo']).absolute()}" if given["repo"] else ""
         words += [f"--aorta-environment={COMMIT_PREFIX}{commit}{suffix}" for commit, _, _ in commits]
         request["titles"] = [textwrap.shorten(subject, 60, placeholder=" ...") for _, subject, _ in commits]
@@ -284,6 +285,15 @@ def commits_of(text: str, repository: str, *, first_parent: bool = True) -> list
     if len(commits) < 2:
         raise RequestError(f"--commits {text!r}: there is no commit after {old}")
     return commits
+
+
+def _refuse_files_of_one_tree(command: Sequence[str], repository: str, text: str) -> None:
+    """Refuse a tracked file that is named by its absolute path: it would be the same for every commit."""
+    top = Path(_git(repository, text, "rev-parse", "--show-toplevel").strip()).resolve()
+    named = [word for word in command if os.path.isabs(word) and Path(word).resolve().is_relative_to(top)]
+    if named and (tracked := _git(repository, text, "ls-files", "--full-name", "--", *named).splitlines()):
+        what = f"{tracked[0]} is named by its absolute path, and would be the same file for every commit"
+        raise RequestError(f"bisect: {what}; name it relative to the repository")
 
 
 def _git(repository: str, text: str, *words: str, why: str = "") -> str:

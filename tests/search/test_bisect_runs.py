@@ -104,6 +104,16 @@ def test_what_cannot_be_bisected_is_refused(stage: Stage, words: tuple[str, ...]
     assert not stage.results.exists()
 
 
+def test_a_file_that_would_be_the_same_for_every_commit_is_refused(stage: Stage) -> None:
+    git(stage.path, "init", "-q")
+    (stage.path / "train.py").write_text("")
+    commit(stage.path, "one")
+    commit(stage.path, "two")
+    done = stage.aorta("bisect", "--commits", "HEAD~1..HEAD", "--", "python", str(stage.path / "train.py"))
+    assert done.ret == 4
+    assert "train.py is named by its absolute path, and would be the same file for every commit" in text(done)
+
+
 _TRAIN = """
 import os, random, signal, time
 ORDER, RATE = {order}, {rate}
