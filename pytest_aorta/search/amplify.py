@@ -146,7 +146,7 @@ class Amplify:
                 return False, f"nothing to amplify: {result.failures[0]} of {result.trials[0]} failed with {names[0]}"
             most = max(range(len(names)), key=lambda at: (result.failures[at] / max(1, result.trials[at]), -at))
             seen = f"{result.failures[most]} of {result.trials[most]} with {names[most]}"
-            total = counted(self._arms.started, "trial")
+            total = counted(self._arms.ended, "trial")
             shown = f"no condition is shown to make it more frequent in {total} (--max-trials)"
             return False, f"{shown}; the most that failed: {seen}"
         # Trials that chose the condition make it look more frequent than it is: only those after them are counted.

@@ -64,7 +64,7 @@ class Arms:
         failures, trials: of each arm, without what says nothing of the workload.
         ways: of each arm, how often it failed in which way.
         unable: arms that cannot be tested, and what became of their trials.
-        started: trials of all arms.
+        ended: trials of all arms.
         confirmation: of the last attempt.
         slow_above: where it is a number, trials count as failed that are slower, see ``slowness``, and those that have
             failed do not count.
@@ -74,7 +74,7 @@ class Arms:
         self.failures, self.trials = [0] * number, [0] * number
         self.ways = [Counter[str]() for _ in range(number)]
         self.unable: dict[int, str] = {}
-        self.started = 0
+        self.ended = 0
         self.confirmation = Confirmation()
         self.slow_above: float | None = None
         self.most, self.at_once = most, at_once
@@ -84,7 +84,7 @@ class Arms:
 
     @property
     def left(self) -> int:
-        return max(0, self.most - self.started)
+        return max(0, self.most - self.ended)
 
     def asked(self, arm: int) -> int:
         """How many of its trials were wanted so far."""
@@ -96,9 +96,9 @@ class Arms:
         ``blamed``: the arm that is said to fail more often. Its failures in another way are passes, whatever they hide:
         they never speak for what is said.
         """
-        wanted = self._wanted(arms)
+        ended = yield from self._trials(arms)
         ends: list[bool | None] = []
-        for arm, facts in zip(arms, (yield wanted), strict=True):
+        for arm, facts in zip(arms, ended, strict=True):
             way = "" if facts.signature is None else facts.signature.text
             slow = None if self.slow_above is None else slowness(facts)
             is_other = facts.is_failure and self._signature not in way
@@ -121,15 +121,16 @@ class Arms:
 
     def times(self, arms: Sequence[int]) -> Generator[list[Wanted], list[TrialFacts], list[float | None]]:
         """The ``slowness`` of a trial of each of these, which count for nothing else."""
-        return [slowness(facts) for facts in (yield self._wanted(arms))]
+        return [slowness(facts) for facts in (yield from self._trials(arms))]
 
-    def _wanted(self, arms: Sequence[int]) -> list[Wanted]:
+    def _trials(self, arms: Sequence[int]) -> Generator[list[Wanted], list[TrialFacts], list[TrialFacts]]:
         wanted = []
         for arm in arms:
             wanted.append(Wanted(arm, self._asked[arm]))
             self._asked[arm] += 1
-        self.started += len(wanted)
-        return wanted
+        ended = yield wanted
+        self.ended += len(ended)
+        return ended
 
     def confirm(self, base: int, arm: int, *, is_more: bool, goes_on: Callable[[], bool]) -> Confirms:
         """Whether fresh pairs of trials, by turns, show that an arm fails more often than another (or less often).

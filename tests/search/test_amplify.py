@@ -76,6 +76,11 @@ def test_a_search_that_is_interrupted_does_not_blame_its_limit_of_trials() -> No
     run(search, by_rates([0.0] * 3, 0))
     said = "no condition is shown to make it more frequent in 6 trials"
     assert search.report().sentence.startswith(f"{said} (--max-trials); ")
+    other = Amplify(named(3), 6)
+    steps = other.steps()
+    (wanted,) = next(steps)
+    steps.send([replace(FACTS, index=wanted.index)])  # and one is under way
+    assert "is shown to make it more frequent in 1 trial " in other.report().sentence
     report = search.report().so_far()
     assert report.sentence.startswith(f"interrupted; --aorta-resume goes on. So far: {said}; ")
     assert report.sentence in (report.lines()[0], *report.markdown("amplify").splitlines())
