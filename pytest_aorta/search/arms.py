@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from pytest_aorta.common.texts import one_line
+from pytest_aorta.common.texts import counted, one_line
 from pytest_aorta.search import Wanted
 from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.facts import TrialFacts
@@ -85,6 +85,11 @@ class Arms:
     @property
     def left(self) -> int:
         return max(0, self.most - self.ended)
+
+    @property
+    def total(self) -> str:
+        """``6 trials``, with the option that allows more where these were all."""
+        return f"{counted(self.ended, 'trial')}{'' if self.left else ' (--max-trials)'}"
 
     def asked(self, arm: int) -> int:
         """How many of its trials were wanted so far."""

@@ -188,7 +188,7 @@ class Bisect:
 
     def conclusion(self) -> tuple[bool, str]:
         result, names = self.result, self.result.positions
-        total = counted(self._arms.ended, "trial")
+        total = self._arms.total
         if self._speed and self._arms.slow_above is None:
             return False, f"nothing to bisect: {names[0]} or {names[-1]} has no step time, nor that of a whole trial"
         if result.end == "no change":
@@ -204,7 +204,7 @@ class Bisect:
                 return False, f"nothing to bisect: {cannot}: {next(iter(result.skipped.values()))}"
             likely = max(self._likely(), key=lambda each: each[1], default=None)
             best = "" if likely is None else f"; the most likely is {likely[0]} ({likely[1]:.0%})"
-            return False, f"not found in {total} (--max-trials){best}"
+            return False, f"not found in {total}{best}"
         before, after = self._sides()
         where = names[result.first]
         between = names[result.last + 1 : result.first]

@@ -244,7 +244,8 @@ class Explain:
         if found.tried[-1].answer == "gone":
             return False, f"the fault went away: it fails no more as on the bad side. So far, {names} turns it on"
         if not found.is_complete:
-            return False, f"not at its end (--max-trials): so far, {names} turns it on"
+            limit = " (--max-trials)" if found.is_at_limit else ""
+            return False, f"not at its end{limit}: so far, {names} turns it on"
         if found.unsure:
             unsure = part_name(found.unsure)
             return False, f"{names} turns it on; not decided whether {unsure} is needed (--aorta-trials)"

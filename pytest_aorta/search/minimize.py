@@ -96,6 +96,7 @@ class Minimized:
         unsure: those of ``left`` of which it is not decided.
         tried: in order, the whole set first.
         is_complete: whether the search has come to its end, so that leaving out any one of ``left`` was tried.
+        is_at_limit: whether no more trials may run.
         beside: ``left`` by turns with the whole set, which takes the place of the baseline in it; ``None`` where none
             of the trials of ``left`` has failed, or it is the whole set.
         kept: of ``left``, what acts by itself, but less than the whole set; the rest was added to it.
@@ -106,6 +107,7 @@ class Minimized:
     unsure: tuple[str, ...] = ()
     tried: list[Tried] = field(default_factory=list)
     is_complete: bool = False
+    is_at_limit: bool = False
     beside: Tried | None = None
     kept: tuple[str, ...] = ()
 
@@ -255,6 +257,7 @@ class Minimize:
             self._next_index[each] = index + 1
             found.append(Wanted(each, index))
         self._started += len(found)
+        self.found.is_at_limit = self._started >= self._most_in_all
         return found
 
     def _removes_less(self, left: tuple[str, ...]) -> Generator[list[Wanted], list[TrialFacts], bool]:
@@ -380,7 +383,8 @@ def conclusion(found: Minimized, name: str) -> tuple[bool, str]:
     if found.tried[-1].answer == "gone":
         return False, f"the fault went away: the baseline fails no more. So far, of {name}, {left} is enough"
     if not found.is_complete:
-        return False, f"not at its end (--max-trials): so far, of {name}, {left} is enough"
+        limit = " (--max-trials)" if found.is_at_limit else ""
+        return False, f"not at its end{limit}: so far, of {name}, {left} is enough"
     if found.unsure:
         unsure = " ".join(found.unsure)
         return False, f"of {name}, {left} is enough; not decided whether {unsure} can go (--aorta-trials)"

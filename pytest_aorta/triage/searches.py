@@ -43,9 +43,8 @@ class SearchReport:
     at: str = ""
 
     def so_far(self) -> SearchReport:
-        """What it says after an interruption, which is not the end of its trials."""
-        said = self.sentence.replace(" (--max-trials)", "")
-        return replace(self, sentence=f"interrupted; --aorta-resume goes on. So far: {said}")
+        """What it says after an interruption."""
+        return replace(self, sentence=f"interrupted; --aorta-resume goes on. So far: {self.sentence}")
 
     def lines(self) -> list[str]:
         """The sentence, the table in columns, and the notes."""
