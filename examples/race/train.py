@@ -1,6 +1,6 @@
 """Trains on batches that a thread unpacks while the device computes. Nobody waits for the thread.
 
-It fails in about 1 % of runs on two idle cores: ``pytest-aorta amplify -- python examples/race/train.py``.
+It hardly fails on two idle cores: ``pytest-aorta amplify -- python examples/race/train.py`` says what makes it fail.
 """
 
 import random
