@@ -28,14 +28,13 @@ import click
 from pytest_aorta.cli.activity import Activity
 from pytest_aorta.common.cache import cache_folder
 from pytest_aorta.common.texts import counted, duration_text, first_names, one_line, read_tail
-from pytest_aorta.plugin.next_step import LONGEST, UNTIL_IT_FAILS
 from pytest_aorta.registry import BUILTIN_MITIGATIONS
 from pytest_aorta.runtime.resources.devices import find_devices
 from pytest_aorta.settings import Reader, RequestError, seconds, shown_command
 from pytest_aorta.triage.columns import bound_text
 from pytest_aorta.triage.draws import group_by_start, start_rate_below
 from pytest_aorta.triage.facts import judged_together
-from pytest_aorta.triage.power import FREQUENT, smallest_fault
+from pytest_aorta.triage.power import FREQUENT, LONGEST, UNTIL_IT_FAILS, smallest_fault
 from pytest_aorta.triage.rates import rate_below, wilson
 from pytest_aorta.triage.reading import RecordedTrial, Results
 from pytest_aorta.trials.command_line import checked_command, command_words, files_in, launcher_in, program_not_found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.common.texts import duration_text
 from pytest_aorta.plugin.collection import ROOT
-from pytest_aorta.triage.power import FREQUENT
+from pytest_aorta.triage.power import FREQUENT, LONGEST, UNTIL_IT_FAILS
 from pytest_aorta.triage.verdicts import NOT_CONFIRMED
 
 if TYPE_CHECKING:
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 #: Switches that the next command does not repeat.
 _SWITCHES = ("--aorta-resume", "--lf", "--last-failed")
-
-#: Longest time of a search for a fault that was not seen; its options.
-LONGEST = "1h"
-UNTIL_IT_FAILS = {"trials": "10000", "stop": f"failures=1,{LONGEST}"}
 
 
 #: Options that a search chooses itself.

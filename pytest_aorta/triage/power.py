@@ -19,6 +19,10 @@ POWER = 0.9
 #: A fault that is rarer than this is worth a search for what makes it frequent.
 FREQUENT = 0.1
 
+#: Of a look for a fault that was not seen: its longest time, and its options.
+LONGEST = "1h"
+UNTIL_IT_FAILS = {"trials": "10000", "stop": f"failures=1,{LONGEST}"}
+
 #: A cell with at most this share of the baseline's rate leads, and gets so many times the trials before it ends.
 _LEADS, _MORE = 0.6, 4
 
