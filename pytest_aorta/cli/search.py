@@ -23,12 +23,10 @@ from pytest_aorta.common.texts import COMMIT_PREFIX, INLINE_PREFIX
 from pytest_aorta.probe.variables import has_secret
 from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
 from pytest_aorta.settings import BESIDE, BY_NAME, PREFIX, RequestError
+from pytest_aorta.trials.command_line import script_of
 
 #: A commit: its hash, its subject, and the files that it touches.
 Commit = tuple[str, str, list[str]]
-
-#: Of pytest.
-_NO_TESTS_COLLECTED = 5
 
 _max_trials = click.option(
     "--max-trials", metavar="N", help=f"All trials together (default {BY_NAME['max-trials'].default})."
@@ -50,8 +48,11 @@ class _Search(AnswersByStatus, StopsAtDashes):
 
 def _run(words: Sequence[str], command: list[str] | None, settings: Mapping[str, str | None]) -> None:
     status = run_pytest([*words, *([f"--aorta-command={shlex.join(command)}"] if command else [])], settings)
-    # pytest has said what it lacks: a command or a workload.
-    raise click.exceptions.Exit(4 if status == _NO_TESTS_COLLECTED else status)
+    import pytest
+
+    # It has said what it lacks: a command or a workload.
+    nothing, wrong_use = int(pytest.ExitCode.NO_TESTS_COLLECTED), int(pytest.ExitCode.USAGE_ERROR)
+    raise click.exceptions.Exit(wrong_use if status == nothing else status)
 
 
 @click.command(
@@ -123,7 +124,8 @@ def bisect(command: list[str] | None, /, arguments: tuple[str, ...], **given: An
         raise RequestError("bisect: --build may hold a secret, and records name it; read it from a variable there")
     if axis == "commits":
         commits = commits_of(given["commits"], given["repo"] or ".", first_parent=not given["all_parents"])
-        _refuse_files_of_one_tree(command or (), given["repo"] or ".", given["commits"])
+        if command:
+            _refuse_script_of_one_tree(command, given["repo"] or ".", given["commits"])
         suffix = f"@{Path(given['repo']).absolute()}" if given["repo"] else ""
         words += [f"--aorta-environment={COMMIT_PREFIX}{commit}{suffix}" for commit, _, _ in commits]
         request["titles"] = [textwrap.shorten(subject, 60, placeholder=" ...") for _, subject, _ in commits]
@@ -287,12 +289,14 @@ def commits_of(text: str, repository: str, *, first_parent: bool = True) -> list
     return commits
 
 
-def _refuse_files_of_one_tree(command: Sequence[str], repository: str, text: str) -> None:
-    """Refuse a tracked file that is named by its absolute path: it would be the same for every commit."""
+def _refuse_script_of_one_tree(command: Sequence[str], repository: str, text: str) -> None:
+    """Refuse a tracked script that is named by its absolute path: it would be the same for every commit."""
+    script = script_of(command) or command[0]
     top = Path(_git(repository, text, "rev-parse", "--show-toplevel").strip()).resolve()
-    named = [word for word in command if os.path.isabs(word) and Path(word).resolve().is_relative_to(top)]
-    if named and (tracked := _git(repository, text, "ls-files", "--full-name", "--", *named).splitlines()):
-        what = f"{tracked[0]} is named by its absolute path, and would be the same file for every commit"
+    if not os.path.isabs(script) or not Path(script).resolve().is_relative_to(top):
+        return
+    if tracked := _git(repository, text, "ls-files", "--full-name", "--", script).strip():
+        what = f"{tracked} is named by its absolute path, and would be the same file for every commit"
         raise RequestError(f"bisect: {what}; name it relative to the repository")
 
 
