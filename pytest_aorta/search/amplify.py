@@ -145,7 +145,7 @@ class Amplify:
                 return False, f"nothing to amplify: {result.failures[0]} of {result.trials[0]} failed with {names[0]}"
             most = max(range(len(names)), key=lambda at: (result.failures[at] / max(1, result.trials[at]), -at))
             seen = f"{result.failures[most]} of {result.trials[most]} with {names[most]}"
-            shown = f"no condition is shown to make it more frequent in {self._arms.total}"
+            shown = f"no condition is shown to make it more frequent in {self._arms.total_text}"
             return False, f"{shown}; the most that failed: {seen}"
         # Trials that chose the condition make it look more frequent than it is: only those after them are counted.
         text = f"with {names[result.found]} it fails more often: {result.confirmed.text} without it, in fresh trials"

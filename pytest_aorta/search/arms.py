@@ -87,7 +87,7 @@ class Arms:
         return max(0, self.most - self.ended)
 
     @property
-    def total(self) -> str:
+    def total_text(self) -> str:
         """``6 trials``, with the option that allows more where these were all."""
         return f"{counted(self.ended, 'trial')}{'' if self.left else ' (--max-trials)'}"
 

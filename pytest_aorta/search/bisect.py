@@ -188,7 +188,7 @@ class Bisect:
 
     def conclusion(self) -> tuple[bool, str]:
         result, names = self.result, self.result.positions
-        total = self._arms.total
+        total = self._arms.total_text
         if self._speed and self._arms.slow_above is None:
             return False, f"nothing to bisect: {names[0]} or {names[-1]} has no step time, nor that of a whole trial"
         if result.end == "no change":
