@@ -1,6 +1,7 @@
-"""Trains on batches that a thread unpacks while the device computes. Nobody waits for the thread.
+"""A race: a thread unpacks the next batch while the device computes, and the program never joins that thread.
 
-It hardly fails on two idle cores: ``pytest-aorta amplify -- python examples/race/train.py`` says what makes it fail.
+It rarely fails on two idle cores. ``pytest-aorta amplify -- python examples/race/train.py`` looks for a condition under
+which it fails more often.
 """
 
 import random

@@ -203,10 +203,10 @@ def test_a_rate_of_trials_that_ran_again_because_they_had_failed_is_said_to_be_t
     files = write_cell(tmp_path / "results", "none", "FF....")
     history = tmp_path / "results/.history/20260102T000000.000000Z/train/local-none"
     history.mkdir(parents=True)
-    again = "2 failed trials of train local-none ran again, others did not: its rate is too low if "
+    warning = "2 failed trials of train local-none ran again, others did not: its rate is too low if "
     for number, file in enumerate(files):
         # Once all have run again, there is one run.
-        assert words(written(tmp_path / "results")).count(again) == (2 if 2 <= number < 6 else 0)
+        assert words(written(tmp_path / "results")).count(warning) == (2 if 2 <= number < 6 else 0)
         text = file.read_text()
         if number < 2:
             (history / file.name).write_text(text)
@@ -215,8 +215,8 @@ def test_a_rate_of_trials_that_ran_again_because_they_had_failed_is_said_to_be_t
             write_cell(tmp_path / "other", "none", "F.....")
             sides = [str(tmp_path / "other"), str(tmp_path / "results")]
             compared = CliRunner().invoke(compare, sides, catch_exceptions=False).output
-            assert [name for name in "AB" if f"{name}: {again}" in compared] == ["B"]
-    assert again not in words(written(tmp_path / "results"))
+            assert [name for name in "AB" if f"{name}: {warning}" in compared] == ["B"]
+    assert warning not in words(written(tmp_path / "results"))
 
 
 @pytest.mark.parametrize(
